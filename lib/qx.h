@@ -200,6 +200,205 @@ QX_API int qx_ckpt_read(const struct qx_ckpt *ck, const struct qx_tensor *t, uin
  * alignment may be assumed. */
 QX_API const void *qx_ckpt_map(const struct qx_ckpt *ck, const struct qx_tensor *t, struct qx_error *err);
 
+/* ---- generation --------------------------------------------------------------------------- */
+
+enum qx_table_place { QX_TABLE_AUTO = 0, QX_TABLE_DEVICE, QX_TABLE_HOST, QX_TABLE_DISK };
+
+/* How to load. Start from QX_MODEL_OPTS_DEFAULT. Strings need to live only during the call. */
+struct qx_model_opts {
+    const char *device;       /* "cpu", "cuda", "cuda:N"; NULL: cuda if there is one, else cpu */
+    uint32_t n_threads;       /* workers of the cpu device and readers; 0: all processors */
+    bool precise;             /* cuda: f32 activations and caches; the cpu always does so */
+    enum qx_table_place table;
+    uint64_t device_memory_bytes; /* limit to plan within; 0: what the device has */
+    uint64_t ctx_tokens;      /* per sequence; 0: min(limit of the configuration, 32768) */
+    uint32_t chunk_rows;      /* rows of a prefill step; 0: 512. Does not change results */
+    uint32_t max_seqs;        /* sequences that exist at one time; 0: 1 */
+    uint32_t draft_max;       /* largest drafts a round that will be asked for, 0..8 */
+    bool mtp;                 /* load the MTP head though draft_max is 0 (for draft logits) */
+    void *user;               /* first argument of the callbacks; they must not call back in */
+    /* During loading, at most a few times a second. Non-zero stops: QX_E_INTERRUPTED. May be NULL. */
+    int (*progress)(void *user, uint64_t done_bytes, uint64_t total_bytes);
+    /* Something unusual that does not stop the run (missing input_scale, table read from disk, ...).
+     * May be NULL. */
+    void (*warn)(void *user, const char *kind, const char *text);
+};
+#define QX_MODEL_OPTS_DEFAULT ((struct qx_model_opts){.table = QX_TABLE_AUTO})
+
+/* One line of the memory plan: bytes of a part and where they lie ("device", "host", "disk"). */
+struct qx_plan_part { const char *name, *place; uint64_t size_bytes; };
+
+struct qx_model_info {
+    char device[160];              /* "cpu, 2 threads" or the device's name */
+    char variants[256];            /* kernel variants chosen; "" on the cpu */
+    uint64_t ctx_tokens, vocab_size, hidden_size, n_layers, n_streams;
+    uint32_t chunk_rows, max_seqs, draft_max;
+    bool has_mtp;                  /* the head is there and loaded */
+    enum qx_table_place table;     /* never AUTO */
+    uint64_t weight_bytes;         /* bytes of weights placed, table included unless on disk */
+    uint64_t loaded_bytes, load_ns;/* read from files and how long it took */
+    uint64_t planned_device_bytes, planned_host_bytes;
+    uint64_t device_bytes, device_peak_bytes; /* allocated now, and at most so far */
+    const struct qx_plan_part *parts; /* owned by the model */
+    uint32_t n_parts;
+};
+
+/* A model on a device: weights, caches and states for max_seqs sequences of ctx_tokens tokens, all
+ * allocated at load. A model and everything made from it belong to one thread at a time. The checkpoint
+ * must stay open longer than the model.
+ *
+ * Checked before anything is read, all from headers, in this order: configuration (rope-unsupported,
+ * context-exceeded: QX_E_USAGE), every tensor and scale the model needs (missing-tensor, missing-scale,
+ * scale-shape, ...: QX_E_MISSING, QX_E_QUANT), the hash buffers, then the memory plan (memory-plan:
+ * QX_E_PLAN with weights, table, caches, scratch, total, available and what would fit). */
+struct qx_model;
+QX_API int qx_model_load(struct qx_model **out, const struct qx_ckpt *ck,
+                         const struct qx_model_opts *opts, struct qx_error *err);
+QX_API void qx_model_free(struct qx_model *m);
+QX_API void qx_model_info(const struct qx_model *m, struct qx_model_info *out);
+/* Context limit of a checkpoint's configuration in tokens (model 14), 0 without one. For "prompt + n is
+ * over the context" before loading. */
+QX_API uint64_t qx_ckpt_context_limit(const struct qx_ckpt *ck);
+/* Vocabulary rows of the head, 0 without a configuration. */
+QX_API uint64_t qx_ckpt_vocab_size(const struct qx_ckpt *ck);
+
+/* How a token is chosen (model 9): penalties, temperature, top-k, top-p, min-p, draw. The draw uses a
+ * counter-based generator keyed by seed and position, so a seed gives the same text on every device,
+ * in any batch, with or without drafts. */
+struct qx_sampling {
+    float temperature;         /* 0: arg-max of the raw logits, lowest id on ties */
+    float top_p;               /* 1: off */
+    float min_p;               /* 0: off; relative to the most probable token */
+    int32_t top_k;             /* 0: off */
+    uint64_t seed;
+    float repeat_penalty;      /* 1: off; logit / r if positive, x r if negative, once a token */
+    float presence_penalty;    /* 0: off; subtracted once a token */
+    float frequency_penalty;   /* 0: off; subtracted for every occurrence */
+    uint32_t penalty_last_n;   /* how many last ids count; 0: the whole sequence */
+};
+#define QX_SAMPLING_GREEDY \
+    ((struct qx_sampling){.temperature = 0, .top_p = 1, .repeat_penalty = 1})
+
+struct qx_logprob { uint32_t id; float logprob; };
+/* A generated token as handed to the caller. */
+struct qx_token {
+    uint32_t id;
+    uint64_t pos;               /* its position in the sequence */
+    bool is_stop;               /* one of the stop ids: generation ends with it */
+    float logprob;              /* of the raw distribution (before temperature); NaN if not asked for */
+    const struct qx_logprob *top; /* n_top most probable, descending; valid during the call */
+    uint32_t n_top;
+};
+
+#define QX_DRAFT_MAX 8
+#define QX_DRAFT_AUTO (-1)
+
+struct qx_gen_params {
+    uint64_t n_max;             /* tokens to generate at most; UINT64_MAX: until stop or context */
+    struct qx_sampling sampling;
+    const uint32_t *stop_ids;   /* any of them ends generation; it is the last token handed out */
+    uint32_t n_stop_ids;        /* 0: nothing stops (--ignore-eos) */
+    int32_t draft;              /* drafts a round, 0: off, up to draft_max; QX_DRAFT_AUTO: measured */
+    float draft_min_prob;       /* a chain ends early when the draft's probability is below; 0: never */
+    uint32_t n_logprobs;        /* fill qx_token.top, at most 64; then logits come to the host */
+    /* Called for every token in order. Non-zero stops after this token (QX_STOP_CALLER). May be NULL. */
+    int (*on_token)(void *user, const struct qx_token *t);
+    void *user;
+};
+#define QX_GEN_PARAMS_DEFAULT \
+    ((struct qx_gen_params){.n_max = UINT64_MAX, .sampling = QX_SAMPLING_GREEDY})
+
+enum qx_stop_reason { QX_STOP_ID = 0, QX_STOP_LENGTH, QX_STOP_CONTEXT, QX_STOP_CALLER };
+
+struct qx_gen_stats {
+    enum qx_stop_reason reason;
+    uint64_t n_tokens;          /* handed out */
+    uint64_t ttft_ns;           /* from the call to the first token */
+    uint64_t decode_ns;         /* from the first token to the last */
+    uint64_t rounds;            /* steps of the main model after the first token */
+    uint64_t drafted, accepted; /* draft tokens proposed and kept */
+    uint64_t drafted_at[QX_DRAFT_MAX], accepted_at[QX_DRAFT_MAX]; /* by place in the chain */
+    uint64_t bytes_per_step;    /* weights and caches that one step reads, estimated */
+};
+
+/* What tests and --logits look at. Rows come in ascending position order and once a position; the
+ * pointers are host memory and valid during the call. Any member may be NULL. */
+struct qx_gen_hooks {
+    void *user;
+    bool (*want_logits)(void *user, uint64_t pos); /* logits after consuming position pos */
+    void (*logits)(void *user, uint64_t pos, const float *row); /* [vocab_size], raw */
+    /* MTP logits of row pos: wide state at pos and the id at pos + 1. Needs the head loaded. */
+    bool (*want_draft_logits)(void *user, uint64_t pos);
+    void (*draft_logits)(void *user, uint64_t pos, const float *row); /* [vocab_size] */
+    bool (*want_streams)(void *user, uint64_t pos);
+    /* Wide state after a layer, before the next: [n_streams * hidden_size]. */
+    void (*streams)(void *user, uint32_t layer, uint64_t pos, const float *x);
+    /* Rows of the n-gram table of a position: [n_heads]. */
+    bool (*want_ple_rows)(void *user, uint64_t pos);
+    void (*ple_rows)(void *user, uint64_t pos, const int64_t *rows, uint32_t n_heads);
+};
+
+/* One sequence. Positions count from 0 over everything ever fed or generated. */
+struct qx_gen;
+/* QX_E_PLAN when max_seqs sequences exist already. */
+QX_API int qx_gen_create(struct qx_gen **out, struct qx_model *m, struct qx_error *err);
+QX_API void qx_gen_destroy(struct qx_gen *g);
+/* Copies *hooks; NULL removes them. They cost speed. */
+QX_API void qx_gen_set_hooks(struct qx_gen *g, const struct qx_gen_hooks *hooks);
+/* Ids known to the sequence: consumed ones and, after generating, a last one not yet consumed. */
+QX_API uint64_t qx_gen_n_tokens(const struct qx_gen *g);
+QX_API const uint32_t *qx_gen_tokens(const struct qx_gen *g); /* owned by g, until its next call */
+/* Consumes n more ids (and first the pending one, if any), in chunks. An id >= vocab_size is QX_E_RANGE
+ * ("token-range"); more than the context holds is QX_E_USAGE ("context-exceeded"); nothing is consumed
+ * then. `progress` (may be NULL) is told after every chunk; non-zero stops with QX_E_INTERRUPTED, what
+ * was consumed stays. */
+QX_API int qx_gen_prefill(struct qx_gen *g, const uint32_t *ids, size_t n,
+                          int (*progress)(void *user, uint64_t done, uint64_t total), void *user,
+                          struct qx_error *err);
+/* Consumes the last generated id, so that its logits reach the hooks. Nothing when there is none. */
+QX_API int qx_gen_flush(struct qx_gen *g, struct qx_error *err);
+/* Generates from the state after at least one consumed id. *stats is filled also on failure. Logits that
+ * are not finite: QX_E_VALUE, kind "non-finite-logits", with the position and the first layer; tokens
+ * handed out before stay valid. */
+QX_API int qx_gen_generate(struct qx_gen *g, const struct qx_gen_params *p, struct qx_gen_stats *stats,
+                           struct qx_error *err);
+/* Back to an empty sequence. */
+QX_API int qx_gen_reset(struct qx_gen *g, struct qx_error *err);
+
+/* The whole state of a sequence (model 15) in host memory, restorable into any sequence of the same
+ * model. */
+struct qx_snapshot;
+QX_API int qx_gen_save(struct qx_gen *g, struct qx_snapshot **out, struct qx_error *err);
+QX_API int qx_gen_restore(struct qx_gen *g, const struct qx_snapshot *s, struct qx_error *err);
+QX_API void qx_snapshot_destroy(struct qx_snapshot *s);
+/* XXH3-128 over the state that decides the future text (recurrent states, conv histories, n-gram ids,
+ * K/V, index keys; the draft head's caches not): equal states give equal digests. */
+QX_API int qx_gen_digest(struct qx_gen *g, uint8_t out[16], struct qx_error *err);
+
+/* Many sequences at once: continuous batching over the same step. A sequence's greedy text does not
+ * depend on what runs beside it. */
+struct qx_request {
+    const uint32_t *ids;        /* prompt; copied */
+    size_t n_ids;
+    struct qx_gen_params params;/* on_token and user are per request; stop_ids are copied */
+    /* Told once when the request ends; reason in stats. err is NULL unless it failed. May be NULL. */
+    void (*on_done)(void *user, const struct qx_gen_stats *stats, const struct qx_error *err);
+};
+struct qx_batch;
+/* Uses sequences of the model that no qx_gen holds. */
+QX_API int qx_batch_create(struct qx_batch **out, struct qx_model *m, struct qx_error *err);
+QX_API void qx_batch_destroy(struct qx_batch *b);
+/* Queues a request; they are admitted in order as sequences become free. */
+QX_API int qx_batch_add(struct qx_batch *b, const struct qx_request *r, struct qx_error *err);
+/* Works until every request is done. A request that cannot run ends through its on_done; an error here
+ * means the device failed. */
+QX_API int qx_batch_run(struct qx_batch *b, struct qx_error *err);
+struct qx_batch_stats {
+    uint64_t n_done, n_tokens, prefill_tokens, shared_tokens; /* shared: prefix tokens not computed again */
+    uint64_t elapsed_ns, steps;
+};
+QX_API void qx_batch_stats(const struct qx_batch *b, struct qx_batch_stats *out);
+
 #ifdef __cplusplus
 }
 #endif
