@@ -61,7 +61,9 @@ struct qx_step {
                            state_in on a run's last row. */
 };
 
-/* Recurrent state of a layer lives in slots: base + slot * slot_stride (in elements). Slots are how
+/* Slots written by the rows of one step are all different, and none is another run's state_in.
+ *
+ * Recurrent state of a layer lives in slots: base + slot * slot_stride (in elements). Slots are how
  * drafts roll back (each verified row writes its own slot) and prefixes are shared. */
 
 /* Paged cache of one QSA layer. Position p of sequence s lies in page
@@ -301,13 +303,19 @@ struct qx_op_argmax {
     const float *logits;         /* [n_rows, vocab] */
     int32_t *id;                 /* [n_rows] */
     float *value;                /* [n_rows] */
-    float *scratch;              /* n_rows * 256 * 2 floats */
+    float *prob;                 /* NULL, or [n_rows]: softmax probability of id, 1e-5 relative */
+    float *scratch;              /* n_rows * 256 * 4 floats */
 };
 
 /* Sampling (9): logits / temperature, top-k, top-p (smallest set reaching it, crossing token in),
  * min-p relative to the largest, renormalise, draw with a counter-based generator keyed by
  * (seed[r], pos[r]): the same text whatever the batch. temperature 0: arg-max. Reference order:
- * candidates sorted by logit descending, ties to the lower id. */
+ * candidates sorted by logit descending, ties to the lower id; sums of probabilities run in that order.
+ * id -1 when any logit is NaN or +infinity: such a step has no token (embed turns it into NaN, so that
+ * it stays seen). top_p >= 1, min_p <= 0, top_k <= 0 or >= vocab are off.
+ * The draw: u = (qx_rand_u64(seed, pos) >> 40) * 2^-24 (rand.h), the token is the first candidate whose
+ * cumulative probability exceeds u x total, the last candidate if none does. Weights are
+ * exp((logit - largest) / temperature). */
 struct qx_sample_params {
     float temperature, top_p, min_p;
     int32_t top_k;               /* 0: all */
@@ -320,6 +328,17 @@ struct qx_op_sample {
     const int32_t *pos;          /* [n_rows] position of the sampled token */
     int32_t *id;                 /* [n_rows] */
     float *scratch;              /* n_rows * vocab * 2 floats */
+};
+
+/* Repetition penalties, in place: logit = logit > 0 ? logit / repeat : logit * repeat, then
+ * logit -= presence + frequency * count. Lists are per row, distinct ids, ended by a negative id or
+ * max_ids. */
+struct qx_penalty { float repeat, presence, frequency; };
+struct qx_op_penalize {
+    uint32_t n_rows, vocab, max_ids;
+    const struct qx_penalty *params; /* [n_rows] device */
+    const int32_t *id, *count;   /* [n_rows, max_ids] device */
+    float *logits;               /* [n_rows, vocab] in/out */
 };
 
 /* After a decode step of one row a sequence: appends id_new[r] to the output ring, makes it the next
