@@ -60,9 +60,10 @@ static void note_nonfinite(struct builder *b, const struct qx_json *v)
     snprintf(text, sizeof text, "line %" PRIu64 " holds the word %s, which is no JSON number", line,
              v->str);
     const char *path = qx_buf_cstr(&b->path);
-    qx_findings_add(b->fs, &QX_REPORT("json-nonfinite", QX_NOTE, .file = b->file, .key = path,
-                                      .off = v->off, .expected = "a finite number",
-                                      .found = v->str, .text = text));
+    struct qx_report r = QX_REPORT("json-nonfinite", QX_NOTE, .file = b->file, .key = path,
+                                   .expected = "a finite number", .found = v->str, .text = text);
+    r.off = v->off;
+    qx_findings_add(b->fs, &r);
 }
 
 static int by_key(const void *a, const void *b)
@@ -114,9 +115,11 @@ static void find_duplicates(struct builder *b, struct qx_json *o)
             snprintf(text, sizeof text, "the key occurs twice with different values; the last is used");
         }
         const char *path = qx_buf_cstr(&b->path);
-        qx_findings_add(b->fs, &QX_REPORT("json-duplicate-key", same ? QX_NOTE : QX_ERROR,
-                                          .file = b->file, .key = path, .off = v[i + 1]->off,
-                                          .expected = first, .found = second, .text = text));
+        struct qx_report r = QX_REPORT("json-duplicate-key", same ? QX_NOTE : QX_ERROR,
+                                       .file = b->file, .key = path, .expected = first,
+                                       .found = second, .text = text);
+        r.off = v[i + 1]->off;
+        qx_findings_add(b->fs, &r);
         path_pop(b, mark);
     }
     qx_free(v);

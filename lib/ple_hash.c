@@ -16,9 +16,11 @@ static uint64_t mix64(uint64_t v)
     return v ^ (v >> 31);
 }
 
+__extension__ typedef unsigned __int128 wide; /* products of two 64-bit numbers, nothing else */
+
 static uint64_t mul_mod(uint64_t a, uint64_t b, uint64_t m)
 {
-    return (uint64_t)((unsigned __int128)a * b % m);
+    return (uint64_t)((wide)a * b % m);
 }
 
 static uint64_t pow_mod(uint64_t a, uint64_t e, uint64_t m)
