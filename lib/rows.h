@@ -31,4 +31,15 @@ enum qx_row_dtype { QX_ROW_F32, QX_ROW_BF16, QX_ROW_RAW };
 int qx_rows_read(const struct qx_rows *r, const uint64_t *rows, size_t n, enum qx_row_dtype dtype,
                  void *dst, struct qx_error *err);
 
+/* As the table is stored, for loaders: rows [row0, row0 + n) split into codes [n, raw_bytes] and block
+ * scales [n, qx_rows_scale_bytes] (scales may be NULL when there are none). Also of packed tables. */
+int qx_rows_read_stored(const struct qx_rows *r, uint64_t row0, uint64_t n, void *codes, void *scales,
+                        struct qx_error *err);
+uint64_t qx_rows_scale_bytes(const struct qx_rows *r); /* block-scale bytes a row: NVFP4, MXFP8; else 0 */
+/* The one scale of FP8 and NVFP4; 1 for formats that have none. For fused experts that of expert 0. */
+float qx_rows_global(const struct qx_rows *r);
+
+/* A scale of one element, widened exactly from BF16, F16 or F32: kinds scale-dtype, scale-shape. */
+int qx_read_scalar(const struct qx_ckpt *ck, const struct qx_tensor *t, float *out, struct qx_error *err);
+
 #endif

@@ -1,0 +1,351 @@
+/* rows.c: see rows.h.
+ *
+ * A call sorts its rows, drops repeats, and reads runs of neighbouring rows together (a gap of up to a
+ * page costs less than another call), so that memory is bounded by the span buffer whatever is asked.
+ * What a row decodes to does not depend on the other rows of the call. */
+#include "rows_impl.h"
+
+#include "alloc.h"
+#include "codes.h"
+#include "decode.h"
+#include "fp8.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#define SPAN_BYTES (256u * 1024)
+#define GAP_BYTES 4096u
+
+uint64_t qx_rows_count(const struct qx_rows *r)
+{
+    return r->n_rows;
+}
+
+uint64_t qx_rows_width(const struct qx_rows *r)
+{
+    return r->width;
+}
+
+enum qx_format qx_rows_format(const struct qx_rows *r)
+{
+    return r->format;
+}
+
+uint64_t qx_rows_raw_bytes(const struct qx_rows *r)
+{
+    return r->code_bytes;
+}
+
+uint64_t qx_rows_scale_bytes(const struct qx_rows *r)
+{
+    return r->scale_bytes;
+}
+
+float qx_rows_global(const struct qx_rows *r)
+{
+    return r->global != NULL ? r->global[0] : 1.0f;
+}
+
+void qx_rows_place(const struct qx_rows *r, uint64_t row, int64_t *shard, uint64_t *local_row)
+{
+    *shard = r->table ? (int64_t)(row / r->rows_per_part) : -1;
+    *local_row = r->table ? row % r->rows_per_part : row;
+}
+
+/* ---- decoding ----------------------------------------------------------------------------- */
+
+static void plain_row(enum qx_dtype dt, const uint8_t *p, uint64_t n, float *out)
+{
+    size_t size = qx_dtype_size(dt);
+    for (uint64_t i = 0; i < n; i++, p += size) {
+        uint64_t u = 0;
+        memcpy(&u, p, size); /* little-endian host, as everywhere */
+        switch (dt) {
+        case QX_DT_I8:
+            out[i] = (float)(int8_t)u;
+            break;
+        case QX_DT_I16:
+            out[i] = (float)(int16_t)u;
+            break;
+        case QX_DT_I32:
+            out[i] = (float)(int32_t)u;
+            break;
+        case QX_DT_I64:
+            out[i] = (float)(int64_t)u;
+            break;
+        case QX_DT_F8_E4M3:
+            out[i] = qx_e4m3_table[u & 0xff];
+            break;
+        case QX_DT_F8_E5M2:
+            out[i] = qx_e5m2_to_f32((uint8_t)u);
+            break;
+        case QX_DT_F8_E8M0:
+            out[i] = qx_e8m0_to_f32((uint8_t)u);
+            break;
+        case QX_DT_F16:
+            out[i] = qx_f16_to_f32((uint16_t)u);
+            break;
+        case QX_DT_F64: {
+            double d;
+            memcpy(&d, &u, 8);
+            out[i] = (float)d;
+            break;
+        }
+        default: /* BOOL and the unsigned integers */
+            out[i] = (float)u;
+            break;
+        }
+    }
+}
+
+static void decode_row(const struct qx_rows *r, const struct qx_decode_ops *ops, uint64_t row,
+                       const uint8_t *codes, const uint8_t *scales, float *out)
+{
+    uint64_t stack = r->n_global > 1 ? row / r->rows_per_stack : 0;
+    switch (r->format) {
+    case QX_F_BF16:
+        ops->bf16(codes, r->width, out);
+        break;
+    case QX_F_F16:
+        plain_row(QX_DT_F16, codes, r->width, out);
+        break;
+    case QX_F_F32:
+        memcpy(out, codes, r->width * sizeof(float));
+        break;
+    case QX_F_FP8:
+        ops->fp8(codes, r->global[stack], r->width, out);
+        break;
+    case QX_F_FP8_BLOCK: {
+        uint64_t e = row / r->rows_per_stack, local = row % r->rows_per_stack;
+        ops->fp8_block(codes, r->blocks + (e * r->block_rows + local / QX_FP8_BLOCK_SIDE) * r->block_cols,
+                       r->width, out);
+        break;
+    }
+    case QX_F_MXFP8:
+        ops->mxfp8(codes, scales, r->width, out);
+        break;
+    case QX_F_NVFP4:
+    case QX_F_W4A16_NVFP4:
+        ops->nvfp4(codes, scales, r->global[stack], r->width, out);
+        break;
+    default:
+        if (r->dtype == QX_DT_BF16) {
+            ops->bf16(codes, r->width, out);
+        } else if (r->dtype == QX_DT_F32) {
+            memcpy(out, codes, r->width * sizeof(float));
+        } else {
+            plain_row(r->dtype, codes, r->width, out);
+        }
+        break;
+    }
+}
+
+struct want { uint64_t row; uint32_t at; };
+
+/* Sorts by row, equal rows in order of arrival: a radix sort by bytes that differ. */
+static void sort_wants(struct want *a, struct want *tmp, size_t n)
+{
+    uint64_t differ = 0;
+    for (size_t i = 1; i < n; i++) {
+        differ |= a[i].row ^ a[0].row;
+    }
+    for (unsigned shift = 0; shift < 64 && differ >> shift != 0; shift += 8) {
+        size_t count[257] = {0};
+        if ((differ >> shift & 0xff) == 0) {
+            continue;
+        }
+        for (size_t i = 0; i < n; i++) {
+            count[(a[i].row >> shift & 0xff) + 1]++;
+        }
+        for (size_t k = 0; k < 256; k++) {
+            count[k + 1] += count[k];
+        }
+        for (size_t i = 0; i < n; i++) {
+            tmp[count[a[i].row >> shift & 0xff]++] = a[i];
+        }
+        memcpy(a, tmp, n * sizeof *a);
+    }
+}
+
+struct reader {
+    const struct qx_rows *r;
+    const struct qx_decode_ops *ops;
+    enum qx_row_dtype dtype;
+    uint8_t *out;
+    size_t out_bytes;      /* of one row */
+    uint8_t *codes, *scales;
+    float *row;            /* one row, for bf16 output */
+    uint64_t span_rows;    /* rows whose codes fit into the buffer */
+};
+
+static uint64_t code_off(const struct qx_rows *r, uint64_t local)
+{
+    return r->packed ? qx_pack_row_off(&r->pack, local) : local * r->code_bytes;
+}
+
+static int shard_missing(const struct qx_rows *r, uint64_t row, struct qx_error *err)
+{
+    int rc = qx_fail(err, QX_E_MISSING, "ple-shard-missing",
+                     "shard %" PRIu64 " of the table is missing, which holds row %" PRIu64,
+                     row / r->rows_per_part, row);
+    qx_error_at(err, NULL, r->name, QX_NO_OFF);
+    return rc;
+}
+
+/* Reads and decodes w[0..n), distinct or equal rows of one part within one span. */
+static int read_span(struct reader *rd, const struct want *w, size_t n, struct qx_error *err)
+{
+    const struct qx_rows *r = rd->r;
+    const struct qx_row_part *p = &r->parts[w[0].row / r->rows_per_part];
+    uint64_t first = w[0].row % r->rows_per_part, last = w[n - 1].row % r->rows_per_part;
+    uint64_t row_bytes = r->code_bytes + (r->packed ? r->scale_bytes : 0);
+    uint64_t begin = code_off(r, first), end = code_off(r, last) + row_bytes;
+    if (p->weight == NULL) {
+        return shard_missing(r, w[0].row, err);
+    }
+    int rc = qx_rows_read_at(r->ck, p->weight, begin, rd->codes, end - begin, err);
+    bool scales = r->scale_bytes > 0 && rd->dtype != QX_ROW_RAW && !r->packed;
+    if (rc == 0 && scales) {
+        rc = qx_rows_read_at(r->ck, p->scale, first * r->scale_bytes, rd->scales,
+                     (last - first + 1) * r->scale_bytes, err);
+    }
+    for (size_t i = 0; rc == 0 && i < n; i++) {
+        uint8_t *out = rd->out + w[i].at * rd->out_bytes;
+        if (i > 0 && w[i].row == w[i - 1].row) {
+            memcpy(out, rd->out + w[i - 1].at * rd->out_bytes, rd->out_bytes);
+            continue;
+        }
+        uint64_t local = w[i].row % r->rows_per_part;
+        const uint8_t *codes = rd->codes + (code_off(r, local) - begin);
+        const uint8_t *sc = r->packed ? codes + r->code_bytes
+                                      : rd->scales + (local - first) * r->scale_bytes;
+        if (rd->dtype == QX_ROW_RAW) {
+            memcpy(out, codes, rd->out_bytes);
+        } else if (rd->dtype == QX_ROW_F32) {
+            decode_row(r, rd->ops, w[i].row, codes, sc, (float *)(void *)out);
+        } else {
+            decode_row(r, rd->ops, w[i].row, codes, sc, rd->row);
+            rd->ops->to_bf16(rd->row, r->width, (uint16_t *)(void *)out);
+        }
+    }
+    return rc;
+}
+
+static int read_wants(struct reader *rd, const struct want *w, size_t n, struct qx_error *err)
+{
+    const struct qx_rows *r = rd->r;
+    uint64_t gap = r->packed ? 0 : GAP_BYTES / (r->code_bytes + r->scale_bytes + 1);
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < n;) {
+        uint64_t part = w[i].row / r->rows_per_part;
+        /* For a packed table the span is counted from the start of the row's block. */
+        uint64_t limit = w[i].row + rd->span_rows - 1;
+        size_t k = i + 1;
+        while (k < n && w[k].row <= limit && w[k].row - w[k - 1].row <= gap + 1 &&
+               w[k].row / r->rows_per_part == part) {
+            k++;
+        }
+        rc = read_span(rd, w + i, k - i, err);
+        i = k;
+    }
+    return rc;
+}
+
+int qx_rows_read(const struct qx_rows *r, const uint64_t *rows, size_t n, enum qx_row_dtype dtype,
+                 void *dst, struct qx_error *err)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (rows[i] >= r->n_rows) {
+            int rc = qx_fail(err, QX_E_RANGE, "row-out-of-range",
+                             "row %" PRIu64 " is out of range: there are rows 0 to %" PRIu64, rows[i],
+                             r->n_rows - 1);
+            qx_error_at(err, NULL, r->name, QX_NO_OFF);
+            return rc;
+        }
+    }
+    struct reader rd = {.r = r, .ops = qx_decode_ops(), .dtype = dtype, .out = dst};
+    uint64_t row_bytes = r->code_bytes + (r->packed ? r->scale_bytes : 0), buffer = SPAN_BYTES;
+    rd.out_bytes = dtype == QX_ROW_RAW ? r->code_bytes : r->width * (dtype == QX_ROW_F32 ? 4 : 2);
+    if (r->packed) {
+        rd.span_rows = (SPAN_BYTES / r->pack.block_bytes - 1) * r->pack.rows_per_block;
+    } else {
+        buffer = row_bytes > SPAN_BYTES ? row_bytes : SPAN_BYTES;
+        rd.span_rows = row_bytes > 0 ? buffer / row_bytes : 1;
+    }
+    /* Pieces of the request bound the memory of sorting. */
+    size_t piece = n < 65536 ? n : 65536;
+    struct want *w = qx_malloc((piece + 1) * 2 * sizeof *w);
+    rd.codes = qx_malloc(buffer);
+    rd.scales = qx_malloc(rd.span_rows * r->scale_bytes + 1);
+    rd.row = dtype == QX_ROW_BF16 ? qx_malloc(r->width * sizeof(float) + 1) : NULL;
+    int rc = 0;
+    if (w == NULL || rd.codes == NULL || rd.scales == NULL || (dtype == QX_ROW_BF16 && rd.row == NULL)) {
+        rc = qx_fail_nomem(err);
+    }
+    for (size_t i = 0; rc == 0 && i < n; i += piece) {
+        size_t m = n - i < piece ? n - i : piece;
+        bool sorted = true;
+        for (size_t k = 0; k < m; k++) {
+            w[k] = (struct want){rows[i + k], (uint32_t)k};
+            sorted = sorted && (k == 0 || w[k - 1].row <= w[k].row);
+        }
+        if (!sorted) {
+            sort_wants(w, w + piece, m);
+        }
+        rc = read_wants(&rd, w, m, err);
+        rd.out += m * rd.out_bytes;
+    }
+    qx_free(w);
+    qx_free(rd.codes);
+    qx_free(rd.scales);
+    qx_free(rd.row);
+    return rc;
+}
+
+int qx_rows_read_stored(const struct qx_rows *r, uint64_t row0, uint64_t n, void *codes, void *scales,
+                        struct qx_error *err)
+{
+    uint64_t end;
+    if (!qx_add_u64(row0, n, &end) || end > r->n_rows) {
+        return qx_fail(err, QX_E_RANGE, "row-out-of-range", "rows %" PRIu64 " to %" PRIu64
+                       " are out of range: there are %" PRIu64, row0, row0 + n, r->n_rows);
+    }
+    uint8_t *c = codes, *s = scales;
+    uint8_t *block = NULL;
+    int rc = 0;
+    if (r->packed) {
+        block = qx_malloc(r->pack.block_bytes);
+        rc = block == NULL ? qx_fail_nomem(err) : 0;
+    }
+    for (uint64_t row = row0; rc == 0 && row < end;) {
+        const struct qx_row_part *p = &r->parts[row / r->rows_per_part];
+        uint64_t local = row % r->rows_per_part, step = r->rows_per_part - local;
+        if (p->weight == NULL) {
+            rc = shard_missing(r, row, err);
+            break;
+        }
+        if (r->packed) {
+            step = r->pack.rows_per_block - local % r->pack.rows_per_block;
+            step = step < end - row ? step : end - row;
+            uint64_t each = r->code_bytes + r->scale_bytes;
+            rc = qx_rows_read_at(r->ck, p->weight, code_off(r, local), block, step * each, err);
+            for (uint64_t i = 0; rc == 0 && i < step; i++) {
+                memcpy(c + i * r->code_bytes, block + i * each, r->code_bytes);
+                if (r->scale_bytes > 0 && s != NULL) {
+                    memcpy(s + i * r->scale_bytes, block + i * each + r->code_bytes, r->scale_bytes);
+                }
+            }
+        } else {
+            step = step < end - row ? step : end - row;
+            rc = qx_rows_read_at(r->ck, p->weight, local * r->code_bytes, c, step * r->code_bytes, err);
+            if (rc == 0 && r->scale_bytes > 0 && s != NULL) {
+                rc = qx_rows_read_at(r->ck, p->scale, local * r->scale_bytes, s, step * r->scale_bytes, err);
+            }
+        }
+        row += step;
+        c += step * r->code_bytes;
+        s = s != NULL ? s + step * r->scale_bytes : NULL;
+    }
+    qx_free(block);
+    return rc;
+}

@@ -1,0 +1,31 @@
+/* rows_impl.h: what rows_open.c fills and rows.c reads: one open row source. */
+#ifndef QX_ROWS_IMPL_H
+#define QX_ROWS_IMPL_H
+
+#include "pack.h"
+#include "rows.h"
+
+struct qx_row_part { const struct qx_tensor *weight, *scale; };
+
+struct qx_rows {
+    const struct qx_ckpt *ck;
+    const char *name;
+    enum qx_format format;      /* QX_F_NONE: plain values of `dtype` */
+    enum qx_dtype dtype;
+    bool table, packed;
+    struct qx_pack_info pack;
+    uint64_t n_rows, width, code_bytes, scale_bytes;
+    struct qx_row_part *parts;
+    uint32_t n_parts;
+    uint64_t rows_per_part;
+    float *global;              /* [n_global], expert by expert when more than one */
+    uint64_t n_global, rows_per_stack;
+    float *blocks;              /* FP8_BLOCK: [stack, block_rows, block_cols] */
+    uint64_t block_rows, block_cols;
+};
+
+/* Bytes of a tensor; those of a truncated file as far as they are there. */
+int qx_rows_read_at(const struct qx_ckpt *ck, const struct qx_tensor *t, uint64_t off, void *dst,
+                    uint64_t n, struct qx_error *err);
+
+#endif
