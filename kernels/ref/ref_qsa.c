@@ -6,6 +6,18 @@
 
 #define QSA_MAX_DIM 1024
 
+/* n cached values from element `at`, in place when they are f32. */
+static const float *kv_values(const void *p, size_t at, uint32_t n, bool bf16, float *buf)
+{
+    if (!bf16) {
+        return (const float *)p + at;
+    }
+    for (uint32_t i = 0; i < n; ++i) {
+        buf[i] = ref_kv_get(p, at + i, true);
+    }
+    return buf;
+}
+
 static void prepare_row(const struct qx_queue *q, void *user, uint64_t r)
 {
     const struct qx_op_qsa_prepare *a = user;
@@ -53,7 +65,7 @@ static void pool_row(const struct qx_queue *q, void *user, uint64_t r)
     }
     uint32_t id = a->i_dim;
     int64_t start = pos + 1 - a->ratio;
-    float mean[QSA_MAX_DIM], out[QSA_MAX_DIM];
+    float mean[QSA_MAX_DIM] = {0}, out[QSA_MAX_DIM];
     size_t row = ref_kv_row(&a->kv, a->step->seq[r], start);
     for (uint32_t i = 0; i < id; ++i) {
         double sum = 0.0;
@@ -105,15 +117,9 @@ static void select_row(const struct qx_queue *q, void *user, uint64_t r)
     }
     float *score = a->scores + r * a->max_blocks;
     for (uint32_t b = 0; b < nb; ++b) {
-        float key[QSA_MAX_DIM];
+        float buf[QSA_MAX_DIM];
         size_t row = ref_kv_row(&a->kv, a->step->seq[r], (int64_t)b * a->ratio) / a->ratio;
-        if (a->kv.bf16) {
-            for (uint32_t i = 0; i < id; ++i) {
-                key[i] = ref_kv_get(a->kv.pooled, row * id + i, true);
-            }
-        } else {
-            memcpy(key, (const float *)a->kv.pooled + row * id, 4 * (size_t)id);
-        }
+        const float *key = kv_values(a->kv.pooled, row * id, id, a->kv.bf16, buf);
         double sum = 0.0;
         for (uint32_t h = 0; h < a->i_heads; ++h) {
             double s = q->dot(a->iq + (r * a->i_heads + h) * id, key, id);
@@ -170,15 +176,8 @@ static void attend_pos(const struct qx_queue *q, struct attend_head *t, int64_t 
     uint32_t d = a->head_dim;
     size_t at = (ref_kv_row(&a->kv, t->seq, pos) * a->n_kv_heads + t->kv_head) * d;
     float kbuf[QSA_MAX_DIM], vbuf[QSA_MAX_DIM];
-    const float *k = (const float *)a->kv.k + at, *v = (const float *)a->kv.v + at;
-    if (a->kv.bf16) {
-        for (uint32_t i = 0; i < d; ++i) {
-            kbuf[i] = ref_kv_get(a->kv.k, at + i, true);
-            vbuf[i] = ref_kv_get(a->kv.v, at + i, true);
-        }
-        k = kbuf;
-        v = vbuf;
-    }
+    const float *k = kv_values(a->kv.k, at, d, a->kv.bf16, kbuf);
+    const float *v = kv_values(a->kv.v, at, d, a->kv.bf16, vbuf);
     double s = q->dot(t->q, k, d) / sqrt((double)d);
     if (s > t->max || t->sum == 0.0) {
         double f = t->sum == 0.0 ? 0.0 : exp(t->max - s);
