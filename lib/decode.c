@@ -1,9 +1,9 @@
 /* decode.c: see decode.h.
  *
- * SIMD decoding goes through F16. An E4M3 byte shifted into F16 position is 1/256 of its value, and an
- * E2M1 value is an F16 whose low byte is zero, so that both are one shift or one byte shuffle away from
- * the processor's own exact F16 conversion, denormals included. The factor 256 is put into the scale,
- * which is exact unless it overflows; such scales take the plain loop. */
+ * SIMD decoding goes through F16. An E4M3 byte shifted into F16 position is 1/256 of its value, and
+ * an E2M1 value is an F16 whose low byte is zero, so that both are one shift or one byte shuffle
+ * away from the processor's own exact F16 conversion, denormals included. The factor 256 is put
+ * into the scale, which is exact unless it overflows; such scales take the plain loop. */
 #include "decode.h"
 
 #include "codes.h"
@@ -43,14 +43,15 @@ static bool scale_is_plain(float s)
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,f16c")))
 
 /* High bytes of the F16 patterns of the sixteen E2M1 codes. */
-#define E2M1_F16_HIGH                                                                                \
-    0x00, 0x38, 0x3c, 0x3e, 0x40, 0x42, 0x44, 0x46, (char)0x80, (char)0xb8, (char)0xbc, (char)0xbe, \
-        (char)0xc0, (char)0xc2, (char)0xc4, (char)0xc6
+#define E2M1_F16_HIGH                                                                              \
+    0x00, 0x38, 0x3c, 0x3e, 0x40, 0x42, 0x44, 0x46, (char)0x80, (char)0xb8, (char)0xbc,            \
+        (char)0xbe, (char)0xc0, (char)0xc2, (char)0xc4, (char)0xc6
 
 AVX2 static void nvfp4_avx2(const uint8_t *codes, const uint8_t *scales, float global, size_t cols,
                             float *out)
 {
-    const __m128i lut = _mm_setr_epi8(E2M1_F16_HIGH), low = _mm_set1_epi8(15), zero = _mm_setzero_si128();
+    const __m128i lut = _mm_setr_epi8(E2M1_F16_HIGH), low = _mm_set1_epi8(15),
+                  zero = _mm_setzero_si128();
     const __m256 g = _mm256_set1_ps(global);
     for (size_t b = 0; b < cols / 16; b++) {
         __m128i c = _mm_loadl_epi64((const __m128i *)(const void *)(codes + 8 * b));
@@ -95,7 +96,8 @@ AVX2 static void bf16_avx2(const void *src, size_t n, float *out)
     const uint8_t *p = src;
     size_t i = 0;
     for (; i + 8 <= n; i += 8) {
-        __m256i w = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p + 2 * i)));
+        __m256i w =
+            _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p + 2 * i)));
         _mm256_storeu_ps(out + i, _mm256_castsi256_ps(_mm256_slli_epi32(w, 16)));
     }
     bf16_c(p + 2 * i, n - i, out + i);
@@ -110,15 +112,16 @@ AVX2 static void to_bf16_avx2(const float *src, size_t n, uint16_t *out)
         __m256i u = _mm256_castps_si256(f), h = _mm256_srli_epi32(u, 16);
         __m256i r = _mm256_add_epi32(_mm256_add_epi32(u, bias), _mm256_and_si256(h, one));
         __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(f, f, _CMP_UNORD_Q));
-        r = _mm256_blendv_epi8(_mm256_srli_epi32(r, 16), _mm256_or_si256(h, _mm256_set1_epi32(0x40)), nan);
+        r = _mm256_blendv_epi8(_mm256_srli_epi32(r, 16),
+                               _mm256_or_si256(h, _mm256_set1_epi32(0x40)), nan);
         __m256i p = _mm256_permute4x64_epi64(_mm256_packus_epi32(r, r), 0x08);
         _mm_storeu_si128((__m128i *)(void *)(out + i), _mm256_castsi256_si128(p));
     }
     to_bf16_c(src + i, n - i, out + i);
 }
 
-AVX512 static void nvfp4_avx512(const uint8_t *codes, const uint8_t *scales, float global, size_t cols,
-                                float *out)
+AVX512 static void nvfp4_avx512(const uint8_t *codes, const uint8_t *scales, float global,
+                                size_t cols, float *out)
 {
     const __m128i lut = _mm_setr_epi8(E2M1_F16_HIGH), low = _mm_set1_epi8(15);
     const __m512 g = _mm512_set1_ps(global);
@@ -142,7 +145,8 @@ AVX512 static void fp8_avx512(const uint8_t *codes, float scale, size_t n, float
     const __m512 s = _mm512_set1_ps(scale * 256.0f);
     const __m256i mag = _mm256_set1_epi16(0x7f), quiet = _mm256_set1_epi16(0x7e00);
     for (; i + 16 <= n; i += 16) {
-        __m256i w = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(codes + i)));
+        __m256i w =
+            _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(codes + i)));
         __m256i m = _mm256_and_si256(w, mag);
         __m256i sign = _mm256_slli_epi16(_mm256_andnot_si256(mag, w), 8);
         __mmask16 nan = _mm256_cmpeq_epi16_mask(m, mag);
@@ -157,7 +161,8 @@ AVX512 static void bf16_avx512(const void *src, size_t n, float *out)
     const uint8_t *p = src;
     size_t i = 0;
     for (; i + 16 <= n; i += 16) {
-        __m512i w = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(p + 2 * i)));
+        __m512i w =
+            _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(p + 2 * i)));
         _mm512_storeu_ps(out + i, _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)));
     }
     bf16_c(p + 2 * i, n - i, out + i);
@@ -178,20 +183,22 @@ AVX512 static void to_bf16_avx512(const float *src, size_t n, uint16_t *out)
     to_bf16_c(src + i, n - i, out + i);
 }
 
-#define BLOCKED(suffix, ATTR)                                                                          \
-    ATTR static void mxfp8_##suffix(const uint8_t *codes, const uint8_t *scales, size_t cols, float *out) \
-    {                                                                                                  \
-        for (size_t c = 0; c < cols; c += QX_MXFP8_BLOCK) {                                            \
-            size_t n = cols - c < QX_MXFP8_BLOCK ? cols - c : QX_MXFP8_BLOCK;                          \
-            fp8_##suffix(codes + c, qx_e8m0_to_f32(scales[c / QX_MXFP8_BLOCK]), n, out + c);           \
-        }                                                                                              \
-    }                                                                                                  \
-    ATTR static void block_##suffix(const uint8_t *codes, const float *scales, size_t cols, float *out) \
-    {                                                                                                  \
-        for (size_t c = 0; c < cols; c += QX_FP8_BLOCK_SIDE) {                                         \
-            size_t n = cols - c < QX_FP8_BLOCK_SIDE ? cols - c : QX_FP8_BLOCK_SIDE;                    \
-            fp8_##suffix(codes + c, scales[c / QX_FP8_BLOCK_SIDE], n, out + c);                        \
-        }                                                                                              \
+#define BLOCKED(suffix, ATTR)                                                                      \
+    ATTR static void mxfp8_##suffix(const uint8_t *codes, const uint8_t *scales, size_t cols,      \
+                                    float *out)                                                    \
+    {                                                                                              \
+        for (size_t c = 0; c < cols; c += QX_MXFP8_BLOCK) {                                        \
+            size_t n = cols - c < QX_MXFP8_BLOCK ? cols - c : QX_MXFP8_BLOCK;                      \
+            fp8_##suffix(codes + c, qx_e8m0_to_f32(scales[c / QX_MXFP8_BLOCK]), n, out + c);       \
+        }                                                                                          \
+    }                                                                                              \
+    ATTR static void block_##suffix(const uint8_t *codes, const float *scales, size_t cols,        \
+                                    float *out)                                                    \
+    {                                                                                              \
+        for (size_t c = 0; c < cols; c += QX_FP8_BLOCK_SIDE) {                                     \
+            size_t n = cols - c < QX_FP8_BLOCK_SIDE ? cols - c : QX_FP8_BLOCK_SIDE;                \
+            fp8_##suffix(codes + c, scales[c / QX_FP8_BLOCK_SIDE], n, out + c);                    \
+        }                                                                                          \
     }
 BLOCKED(avx2, AVX2)
 BLOCKED(avx512, AVX512)
@@ -209,7 +216,8 @@ enum qx_simd qx_simd_level(void)
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
         return QX_SIMD_AVX512;
     }
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") ? QX_SIMD_AVX2 : QX_SIMD_C;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") ? QX_SIMD_AVX2
+                                                                            : QX_SIMD_C;
 }
 
 const struct qx_decode_ops *qx_decode_ops_level(enum qx_simd level)

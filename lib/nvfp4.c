@@ -5,7 +5,8 @@
 
 #include <math.h>
 
-void qx_nvfp4_decode(const uint8_t *codes, const uint8_t *scales, float global, size_t cols, float *out)
+void qx_nvfp4_decode(const uint8_t *codes, const uint8_t *scales, float global, size_t cols,
+                     float *out)
 {
     for (size_t b = 0; b < cols / QX_NVFP4_BLOCK; b++) {
         float s = qx_e4m3_table[scales[b]];

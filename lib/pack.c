@@ -7,7 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-bool qx_table_row_bytes(enum qx_format f, uint32_t width, uint32_t *code_bytes, uint32_t *scale_bytes)
+bool qx_table_row_bytes(enum qx_format f, uint32_t width, uint32_t *code_bytes,
+                        uint32_t *scale_bytes)
 {
     uint64_t codes = width, scales = 0;
     switch (f) {
@@ -41,7 +42,8 @@ bool qx_table_row_bytes(enum qx_format f, uint32_t width, uint32_t *code_bytes, 
 
 bool qx_pack_layout(struct qx_pack_info *p)
 {
-    if (p->n_rows == 0 || !qx_table_row_bytes(p->format, p->width, &p->code_bytes, &p->scale_bytes)) {
+    if (p->n_rows == 0 ||
+        !qx_table_row_bytes(p->format, p->width, &p->code_bytes, &p->scale_bytes)) {
         return false;
     }
     uint64_t row = (uint64_t)p->code_bytes + p->scale_bytes, per;
@@ -78,8 +80,8 @@ void qx_pack_print(const struct qx_pack_info *p, char out[320])
 
 static int bad(struct qx_error *err, const char *key, const char *value)
 {
-    return qx_fail(err, QX_E_FORMAT, "pack-header", "the header of the packed table has '%s' = '%.60s'",
-                   key, value);
+    return qx_fail(err, QX_E_FORMAT, "pack-header",
+                   "the header of the packed table has '%s' = '%.60s'", key, value);
 }
 
 /* Value of the next "key=value" word; advances *s. */
@@ -129,7 +131,8 @@ int qx_pack_parse(struct qx_pack_info *out, const char *text, struct qx_error *e
             p.format = (enum qx_format)f;
         }
     }
-    static const char *const keys[] = {"width", "rows", "row_base", "block_bytes", "rows_per_block"};
+    static const char *const keys[] = {"width", "rows", "row_base", "block_bytes",
+                                       "rows_per_block"};
     uint64_t n[5];
     for (size_t i = 0; i < 5; i++) {
         if (!word(&s, keys[i], v) || !qx_parse_u64(v, strlen(v), &n[i])) {
@@ -183,21 +186,26 @@ int qx_pack_read(struct qx_pack_info *out, const struct qx_ckpt *ck, const struc
     struct qx_pack_info p;
     int rc;
     if (text == NULL) {
-        rc = qx_fail(err, QX_E_FORMAT, "pack-header", "the file of the packed table has no '%s' in its "
-                     "metadata", QX_PACK_KEY);
+        rc = qx_fail(err, QX_E_FORMAT, "pack-header",
+                     "the file of the packed table has no '%s' in its "
+                     "metadata",
+                     QX_PACK_KEY);
         qx_error_at(err, f->name, t->name, QX_NO_OFF);
         return rc;
     }
     rc = qx_pack_parse(&p, text, err);
     if (rc == 0 && (t->dtype != QX_DT_U8 || t->n_dims != 2 || t->shape[0] != p.n_blocks ||
                     t->shape[1] != p.block_bytes)) {
-        rc = qx_fail(err, QX_E_FORMAT, "pack-shape", "the packed table is stored as %s, expected U8 "
-                     "[%" PRIu64 ", %" PRIu32 "]", qx_dtype_name((enum qx_dtype)t->dtype), p.n_blocks,
-                     p.block_bytes);
+        rc = qx_fail(err, QX_E_FORMAT, "pack-shape",
+                     "the packed table is stored as %s, expected U8 "
+                     "[%" PRIu64 ", %" PRIu32 "]",
+                     qx_dtype_name((enum qx_dtype)t->dtype), p.n_blocks, p.block_bytes);
     }
     if (rc == 0 && t->off % p.block_bytes != 0) {
-        rc = qx_fail(err, QX_E_FORMAT, "pack-shape", "the packed table begins at byte %" PRIu64 ", not "
-                     "at a multiple of %" PRIu32, t->off, p.block_bytes);
+        rc = qx_fail(err, QX_E_FORMAT, "pack-shape",
+                     "the packed table begins at byte %" PRIu64 ", not "
+                     "at a multiple of %" PRIu32,
+                     t->off, p.block_bytes);
     }
     if (rc != 0) {
         qx_error_at(err, f->name, t->name, QX_NO_OFF);

@@ -1,8 +1,8 @@
 /* rows.c: see rows.h.
  *
- * A call sorts its rows, drops repeats, and reads runs of neighbouring rows together (a gap of up to a
- * page costs less than another call), so that memory is bounded by the span buffer whatever is asked.
- * What a row decodes to does not depend on the other rows of the call. */
+ * A call sorts its rows, drops repeats, and reads runs of neighbouring rows together (a gap of up
+ * to a page costs less than another call), so that memory is bounded by the span buffer whatever is
+ * asked. What a row decodes to does not depend on the other rows of the call. */
 #include "rows_impl.h"
 
 #include "alloc.h"
@@ -117,7 +117,8 @@ static void decode_row(const struct qx_rows *r, const struct qx_decode_ops *ops,
         break;
     case QX_F_FP8_BLOCK: {
         uint64_t e = row / r->rows_per_stack, local = row % r->rows_per_stack;
-        ops->fp8_block(codes, r->blocks + (e * r->block_rows + local / QX_FP8_BLOCK_SIDE) * r->block_cols,
+        ops->fp8_block(codes,
+                       r->blocks + (e * r->block_rows + local / QX_FP8_BLOCK_SIDE) * r->block_cols,
                        r->width, out);
         break;
     }
@@ -140,7 +141,10 @@ static void decode_row(const struct qx_rows *r, const struct qx_decode_ops *ops,
     }
 }
 
-struct want { uint64_t row; uint32_t at; };
+struct want {
+    uint64_t row;
+    uint32_t at;
+};
 
 /* Sorts by row, equal rows in order of arrival: a radix sort by bytes that differ. */
 static void sort_wants(struct want *a, struct want *tmp, size_t n)
@@ -172,10 +176,10 @@ struct reader {
     const struct qx_decode_ops *ops;
     enum qx_row_dtype dtype;
     uint8_t *out;
-    size_t out_bytes;      /* of one row */
+    size_t out_bytes; /* of one row */
     uint8_t *codes, *scales;
-    float *row;            /* one row, for bf16 output */
-    uint64_t span_rows;    /* rows whose codes fit into the buffer */
+    float *row;         /* one row, for bf16 output */
+    uint64_t span_rows; /* rows whose codes fit into the buffer */
 };
 
 static uint64_t code_off(const struct qx_rows *r, uint64_t local)
@@ -203,11 +207,12 @@ static int read_span(struct reader *rd, const struct want *w, size_t n, struct q
     if (p->weight == NULL) {
         return shard_missing(r, w[0].row, err);
     }
-    int rc = qx_rows_read_at(r->ck, p->weight, begin, rd->codes, end - begin, err);
+    bool codes_too = rd->dtype != QX_ROW_SCALES || r->packed;
     bool scales = r->scale_bytes > 0 && rd->dtype != QX_ROW_RAW && !r->packed;
+    int rc = codes_too ? qx_rows_read_at(r->ck, p->weight, begin, rd->codes, end - begin, err) : 0;
     if (rc == 0 && scales) {
         rc = qx_rows_read_at(r->ck, p->scale, first * r->scale_bytes, rd->scales,
-                     (last - first + 1) * r->scale_bytes, err);
+                             (last - first + 1) * r->scale_bytes, err);
     }
     for (size_t i = 0; rc == 0 && i < n; i++) {
         uint8_t *out = rd->out + w[i].at * rd->out_bytes;
@@ -217,10 +222,10 @@ static int read_span(struct reader *rd, const struct want *w, size_t n, struct q
         }
         uint64_t local = w[i].row % r->rows_per_part;
         const uint8_t *codes = rd->codes + (code_off(r, local) - begin);
-        const uint8_t *sc = r->packed ? codes + r->code_bytes
-                                      : rd->scales + (local - first) * r->scale_bytes;
-        if (rd->dtype == QX_ROW_RAW) {
-            memcpy(out, codes, rd->out_bytes);
+        const uint8_t *sc =
+            r->packed ? codes + r->code_bytes : rd->scales + (local - first) * r->scale_bytes;
+        if (rd->dtype == QX_ROW_RAW || rd->dtype == QX_ROW_SCALES) {
+            memcpy(out, rd->dtype == QX_ROW_RAW ? codes : sc, rd->out_bytes);
         } else if (rd->dtype == QX_ROW_F32) {
             decode_row(r, rd->ops, w[i].row, codes, sc, (float *)(void *)out);
         } else {
@@ -257,15 +262,17 @@ int qx_rows_read(const struct qx_rows *r, const uint64_t *rows, size_t n, enum q
     for (size_t i = 0; i < n; i++) {
         if (rows[i] >= r->n_rows) {
             int rc = qx_fail(err, QX_E_RANGE, "row-out-of-range",
-                             "row %" PRIu64 " is out of range: there are rows 0 to %" PRIu64, rows[i],
-                             r->n_rows - 1);
+                             "row %" PRIu64 " is out of range: there are rows 0 to %" PRIu64,
+                             rows[i], r->n_rows - 1);
             qx_error_at(err, NULL, r->name, QX_NO_OFF);
             return rc;
         }
     }
     struct reader rd = {.r = r, .ops = qx_decode_ops(), .dtype = dtype, .out = dst};
     uint64_t row_bytes = r->code_bytes + (r->packed ? r->scale_bytes : 0), buffer = SPAN_BYTES;
-    rd.out_bytes = dtype == QX_ROW_RAW ? r->code_bytes : r->width * (dtype == QX_ROW_F32 ? 4 : 2);
+    rd.out_bytes = dtype == QX_ROW_RAW      ? r->code_bytes
+                   : dtype == QX_ROW_SCALES ? r->scale_bytes
+                                            : r->width * (dtype == QX_ROW_F32 ? 4 : 2);
     if (r->packed) {
         rd.span_rows = (SPAN_BYTES / r->pack.block_bytes - 1) * r->pack.rows_per_block;
     } else {
@@ -279,7 +286,8 @@ int qx_rows_read(const struct qx_rows *r, const uint64_t *rows, size_t n, enum q
     rd.scales = qx_malloc(rd.span_rows * r->scale_bytes + 1);
     rd.row = dtype == QX_ROW_BF16 ? qx_malloc(r->width * sizeof(float) + 1) : NULL;
     int rc = 0;
-    if (w == NULL || rd.codes == NULL || rd.scales == NULL || (dtype == QX_ROW_BF16 && rd.row == NULL)) {
+    if (w == NULL || rd.codes == NULL || rd.scales == NULL ||
+        (dtype == QX_ROW_BF16 && rd.row == NULL)) {
         rc = qx_fail_nomem(err);
     }
     for (size_t i = 0; rc == 0 && i < n; i += piece) {
@@ -302,13 +310,14 @@ int qx_rows_read(const struct qx_rows *r, const uint64_t *rows, size_t n, enum q
     return rc;
 }
 
-int qx_rows_read_stored(const struct qx_rows *r, uint64_t row0, uint64_t n, void *codes, void *scales,
-                        struct qx_error *err)
+int qx_rows_read_stored(const struct qx_rows *r, uint64_t row0, uint64_t n, void *codes,
+                        void *scales, struct qx_error *err)
 {
     uint64_t end;
     if (!qx_add_u64(row0, n, &end) || end > r->n_rows) {
-        return qx_fail(err, QX_E_RANGE, "row-out-of-range", "rows %" PRIu64 " to %" PRIu64
-                       " are out of range: there are %" PRIu64, row0, row0 + n, r->n_rows);
+        return qx_fail(err, QX_E_RANGE, "row-out-of-range",
+                       "rows %" PRIu64 " to %" PRIu64 " are out of range: there are %" PRIu64, row0,
+                       row0 + n, r->n_rows);
     }
     uint8_t *c = codes, *s = scales;
     uint8_t *block = NULL;
@@ -332,14 +341,17 @@ int qx_rows_read_stored(const struct qx_rows *r, uint64_t row0, uint64_t n, void
             for (uint64_t i = 0; rc == 0 && i < step; i++) {
                 memcpy(c + i * r->code_bytes, block + i * each, r->code_bytes);
                 if (r->scale_bytes > 0 && s != NULL) {
-                    memcpy(s + i * r->scale_bytes, block + i * each + r->code_bytes, r->scale_bytes);
+                    memcpy(s + i * r->scale_bytes, block + i * each + r->code_bytes,
+                           r->scale_bytes);
                 }
             }
         } else {
             step = step < end - row ? step : end - row;
-            rc = qx_rows_read_at(r->ck, p->weight, local * r->code_bytes, c, step * r->code_bytes, err);
+            rc = qx_rows_read_at(r->ck, p->weight, local * r->code_bytes, c, step * r->code_bytes,
+                                 err);
             if (rc == 0 && r->scale_bytes > 0 && s != NULL) {
-                rc = qx_rows_read_at(r->ck, p->scale, local * r->scale_bytes, s, step * r->scale_bytes, err);
+                rc = qx_rows_read_at(r->ck, p->scale, local * r->scale_bytes, s,
+                                     step * r->scale_bytes, err);
             }
         }
         row += step;

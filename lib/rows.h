@@ -25,9 +25,10 @@ uint64_t qx_rows_raw_bytes(const struct qx_rows *r);  /* stored code bytes a row
 /* Table shard and local row of a row; shard -1 for other tensors. */
 void qx_rows_place(const struct qx_rows *r, uint64_t row, int64_t *shard, uint64_t *local_row);
 
-enum qx_row_dtype { QX_ROW_F32, QX_ROW_BF16, QX_ROW_RAW };
+enum qx_row_dtype { QX_ROW_F32, QX_ROW_BF16, QX_ROW_RAW, QX_ROW_SCALES };
 /* Decodes n rows into dst, row after row: f32 [n, width], uint16_t bf16 bits [n, width], or code bytes
- * [n, raw_bytes]. Reads each distinct row once; repeats and order are kept. */
+ * [n, raw_bytes], or block-scale bytes [n, scale_bytes]. Reads each distinct row once; repeats and
+ * order are kept. A row out of range is QX_E_RANGE ("row-out-of-range"), before anything is read. */
 int qx_rows_read(const struct qx_rows *r, const uint64_t *rows, size_t n, enum qx_row_dtype dtype,
                  void *dst, struct qx_error *err);
 
@@ -38,6 +39,12 @@ int qx_rows_read_stored(const struct qx_rows *r, uint64_t row0, uint64_t n, void
 uint64_t qx_rows_scale_bytes(const struct qx_rows *r); /* block-scale bytes a row: NVFP4, MXFP8; else 0 */
 /* The one scale of FP8 and NVFP4; 1 for formats that have none. For fused experts that of expert 0. */
 float qx_rows_global(const struct qx_rows *r);
+
+/* The same rows decoded by a backend's decode_rows (f32 or bf16 only): codes and scales are read as above,
+ * sent to the device in pieces of bounded size, decoded there and copied back. Equal bits. */
+struct qx_backend; /* backend.h */
+int qx_rows_read_device(const struct qx_rows *r, struct qx_backend *be, const uint64_t *rows, size_t n,
+                        enum qx_row_dtype dtype, void *dst, struct qx_error *err);
 
 /* A scale of one element, widened exactly from BF16, F16 or F32: kinds scale-dtype, scale-shape. */
 int qx_read_scalar(const struct qx_ckpt *ck, const struct qx_tensor *t, float *out, struct qx_error *err);

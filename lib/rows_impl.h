@@ -5,12 +5,14 @@
 #include "pack.h"
 #include "rows.h"
 
-struct qx_row_part { const struct qx_tensor *weight, *scale; };
+struct qx_row_part {
+    const struct qx_tensor *weight, *scale;
+};
 
 struct qx_rows {
     const struct qx_ckpt *ck;
     const char *name;
-    enum qx_format format;      /* QX_F_NONE: plain values of `dtype` */
+    enum qx_format format; /* QX_F_NONE: plain values of `dtype` */
     enum qx_dtype dtype;
     bool table, packed;
     struct qx_pack_info pack;
@@ -18,9 +20,9 @@ struct qx_rows {
     struct qx_row_part *parts;
     uint32_t n_parts;
     uint64_t rows_per_part;
-    float *global;              /* [n_global], expert by expert when more than one */
+    float *global; /* [n_global], expert by expert when more than one */
     uint64_t n_global, rows_per_stack;
-    float *blocks;              /* FP8_BLOCK: [stack, block_rows, block_cols] */
+    float *blocks; /* FP8_BLOCK: [stack, block_rows, block_cols] */
     uint64_t block_rows, block_cols;
 };
 

@@ -1,6 +1,6 @@
-/* rows_open.c: opening a row source: which tensors it reads, how a row lies in them, and the scales that
- * are small enough to be read at once. Nothing missing is assumed: a format without its scale does not
- * open. */
+/* rows_open.c: opening a row source: which tensors it reads, how a row lies in them, and the scales
+ * that are small enough to be read at once. Nothing missing is assumed: a format without its scale
+ * does not open. */
 #include "rows_impl.h"
 
 #include "alloc.h"
@@ -32,8 +32,9 @@ int qx_rows_read_at(const struct qx_ckpt *ck, const struct qx_tensor *t, uint64_
     if (!qx_add_u64(off, n, &end) || end > t->size_bytes ||
         (!t->readable && f->state != QX_FILE_SHORT)) {
         int rc = qx_fail(err, QX_E_FORMAT, "size-mismatch",
-                         "bytes %" PRIu64 " to %" PRIu64 " of the tensor cannot be read: it has %" PRIu64
-                         " usable bytes", off, off + n, t->readable ? t->size_bytes : 0);
+                         "bytes %" PRIu64 " to %" PRIu64
+                         " of the tensor cannot be read: it has %" PRIu64 " usable bytes",
+                         off, off + n, t->readable ? t->size_bytes : 0);
         qx_error_at(err, f->name, t->name, t->off);
         return rc;
     }
@@ -46,8 +47,8 @@ int qx_rows_read_at(const struct qx_ckpt *ck, const struct qx_tensor *t, uint64_
             int rc = k < 0 ? qx_fail_errno(err, QX_E_IO, errno, "read", "cannot read")
                            : qx_fail(err, QX_E_FORMAT, "truncated",
                                      "the file ends at byte %" PRIu64 ", %" PRIu64
-                                     " bytes were expected from byte %" PRIu64, f->size_bytes, n,
-                                     t->off + off);
+                                     " bytes were expected from byte %" PRIu64,
+                                     f->size_bytes, n, t->off + off);
             qx_error_at(err, f->name, t->name, t->off + off + done);
             return rc;
         }
@@ -75,14 +76,16 @@ static int read_scales(const struct qx_ckpt *ck, const struct qx_tensor *t, uint
     enum qx_dtype dt = (enum qx_dtype)t->dtype;
     const char *file = qx_ckpt_file(ck, t->file)->name;
     if (dt != QX_DT_BF16 && dt != QX_DT_F16 && dt != QX_DT_F32) {
-        int rc = qx_fail(err, QX_E_QUANT, "scale-dtype", "the scale is stored as %s, expected BF16, F16 "
-                         "or F32", qx_dtype_name(dt));
+        int rc = qx_fail(err, QX_E_QUANT, "scale-dtype",
+                         "the scale is stored as %s, expected BF16, F16 "
+                         "or F32",
+                         qx_dtype_name(dt));
         qx_error_at(err, file, t->name, QX_NO_OFF);
         return rc;
     }
     if (t->n_elems != n) {
-        int rc = qx_fail(err, QX_E_QUANT, "scale-shape", "the scale has %" PRIu64 " elements, expected %"
-                         PRIu64, t->n_elems, n);
+        int rc = qx_fail(err, QX_E_QUANT, "scale-shape",
+                         "the scale has %" PRIu64 " elements, expected %" PRIu64, t->n_elems, n);
         qx_error_at(err, file, t->name, QX_NO_OFF);
         return rc;
     }
@@ -93,7 +96,8 @@ static int read_scales(const struct qx_ckpt *ck, const struct qx_tensor *t, uint
         v = qx_malloc(bytes);
         raw = qx_malloc(n * size);
     }
-    int rc = v == NULL || raw == NULL ? qx_fail_nomem(err) : qx_rows_read_at(ck, t, 0, raw, n * size, err);
+    int rc = v == NULL || raw == NULL ? qx_fail_nomem(err)
+                                      : qx_rows_read_at(ck, t, 0, raw, n * size, err);
     if (rc == 0) {
         for (uint64_t i = 0; i < n; i++) {
             v[i] = widen(dt, raw + i * size);
@@ -107,7 +111,8 @@ static int read_scales(const struct qx_ckpt *ck, const struct qx_tensor *t, uint
     return rc;
 }
 
-int qx_read_scalar(const struct qx_ckpt *ck, const struct qx_tensor *t, float *out, struct qx_error *err)
+int qx_read_scalar(const struct qx_ckpt *ck, const struct qx_tensor *t, float *out,
+                   struct qx_error *err)
 {
     float *v;
     int rc = read_scales(ck, t, 1, &v, err);
@@ -120,12 +125,12 @@ int qx_read_scalar(const struct qx_ckpt *ck, const struct qx_tensor *t, float *o
 
 /* ---- opening ------------------------------------------------------------------------------ */
 
-static int missing_scale(const struct qx_ckpt *ck, const struct qx_tensor *weight, const char *module,
-                         const char *leaf, struct qx_error *err)
+static int missing_scale(const struct qx_ckpt *ck, const struct qx_tensor *weight,
+                         const char *module, const char *leaf, struct qx_error *err)
 {
     int rc = qx_fail(err, QX_E_MISSING, "missing-scale", "'%s.%s' is missing", module, leaf);
-    qx_error_at(err, weight ? qx_ckpt_file(ck, weight->file)->name : NULL, weight ? weight->name : module,
-                QX_NO_OFF);
+    qx_error_at(err, weight ? qx_ckpt_file(ck, weight->file)->name : NULL,
+                weight ? weight->name : module, QX_NO_OFF);
     return rc;
 }
 
@@ -133,9 +138,13 @@ static int missing_scale(const struct qx_ckpt *ck, const struct qx_tensor *weigh
 static int table_refused(const struct qx_ckpt *ck, const struct qx_table *tab, struct qx_error *err)
 {
     static const char *const kinds[] = {
-        "foreign-convention", "unsupported-ple-dtype", "foreign-layout", "missing-scale", "scale-dtype",
-        "scale-shape", "ple-range", "ple-shard-missing", "ple-split-mismatch", "shape", "pack-header",
-        "pack-shape", "weight-dtype",
+        "foreign-convention", "unsupported-ple-dtype",
+        "foreign-layout",     "missing-scale",
+        "scale-dtype",        "scale-shape",
+        "ple-range",          "ple-shard-missing",
+        "ple-split-mismatch", "shape",
+        "pack-header",        "pack-shape",
+        "weight-dtype",
     };
     const struct qx_findings *fs = qx_ckpt_findings(ck);
     for (size_t k = 0; k < QX_ARRAY_LEN(kinds); k++) {
@@ -173,11 +182,13 @@ static int table_refused(const struct qx_ckpt *ck, const struct qx_table *tab, s
             }
         }
     }
-    int rc = qx_fail(err, QX_E_UNSUPPORTED, "unsupported-ple-dtype",
-                     "the n-gram table is stored in a form that is not supported: found %s, supported are "
-                     "BF16, F16, F32, FP8 with one scale and NVFP4",
-                     w != NULL ? qx_dtype_name((enum qx_dtype)w->dtype) : "no shard");
-    qx_error_at(err, w ? qx_ckpt_file(ck, w->file)->name : NULL, w ? w->name : tab->module, QX_NO_OFF);
+    int rc = qx_fail(
+        err, QX_E_UNSUPPORTED, "unsupported-ple-dtype",
+        "the n-gram table is stored in a form that is not supported: found %s, supported are "
+        "BF16, F16, F32, FP8 with one scale and NVFP4",
+        w != NULL ? qx_dtype_name((enum qx_dtype)w->dtype) : "no shard");
+    qx_error_at(err, w ? qx_ckpt_file(ck, w->file)->name : NULL, w ? w->name : tab->module,
+                QX_NO_OFF);
     return rc;
 }
 
@@ -205,8 +216,9 @@ static enum qx_dtype code_dtype(enum qx_format f)
 static int wrong_size(const struct qx_ckpt *ck, const struct qx_tensor *t, uint64_t expected,
                       struct qx_error *err)
 {
-    int rc = qx_fail(err, QX_E_FORMAT, "shape", "the tensor has %" PRIu64 " bytes, expected %" PRIu64,
-                     t->size_bytes, expected);
+    int rc =
+        qx_fail(err, QX_E_FORMAT, "shape", "the tensor has %" PRIu64 " bytes, expected %" PRIu64,
+                t->size_bytes, expected);
     qx_error_at(err, qx_ckpt_file(ck, t->file)->name, t->name, QX_NO_OFF);
     return rc;
 }
@@ -306,9 +318,11 @@ int qx_rows_open_table(struct qx_rows **out, const struct qx_ckpt *ck, struct qx
         rc = r->parts == NULL ? qx_fail_nomem(err) : 0;
     }
     for (uint32_t i = 0; rc == 0 && i < r->n_parts; i++) {
-        r->parts[i] = (struct qx_row_part){tab->shards[i].weight, r->packed ? NULL : tab->shards[i].scale};
+        r->parts[i] =
+            (struct qx_row_part){tab->shards[i].weight, r->packed ? NULL : tab->shards[i].scale};
     }
-    if (rc == 0 && (r->format == QX_F_FP8 || r->format == QX_F_NVFP4 || r->format == QX_F_W4A16_NVFP4)) {
+    if (rc == 0 &&
+        (r->format == QX_F_FP8 || r->format == QX_F_NVFP4 || r->format == QX_F_W4A16_NVFP4)) {
         if (tab->global == NULL) {
             rc = missing_scale(ck, r->parts[0].weight, tab->module,
                                r->format == QX_F_FP8 ? "weight_scale" : "weight_scale_2", err);
@@ -389,7 +403,8 @@ static int open_module(struct qx_rows *r, const struct qx_module *m, struct qx_e
     if (rc == 0 && (m->format == QX_F_FP8 || nvfp4)) {
         g = m->format == QX_F_FP8 ? m->scale : m->scale_2;
         if (g == NULL) {
-            return missing_scale(r->ck, m->weight, m->name, nvfp4 ? "weight_scale_2" : "weight_scale", err);
+            return missing_scale(r->ck, m->weight, m->name,
+                                 nvfp4 ? "weight_scale_2" : "weight_scale", err);
         }
         r->n_global = g->n_elems == m->n_stacked ? m->n_stacked : 1;
         rc = read_scales(r->ck, g, r->n_global, &r->global, err);
@@ -440,7 +455,8 @@ int qx_rows_open_tensor(struct qx_rows **out, const struct qx_ckpt *ck, const ch
     const struct qx_resolved *res = qx_ckpt_resolved(ck);
     const struct qx_table *tab = res != NULL ? qx_resolved_table(res) : NULL;
     bool shard = false;
-    for (uint32_t i = 0; tab != NULL && tab->present && !tab->packed_rows && i < tab->n_shards; i++) {
+    for (uint32_t i = 0; tab != NULL && tab->present && !tab->packed_rows && i < tab->n_shards;
+         i++) {
         if (tab->shards[i].weight == t && tab->format != QX_F_NONE) {
             /* One shard of the table: as the table, but its own rows. */
             uint32_t c = 0, s = 0;
@@ -457,19 +473,21 @@ int qx_rows_open_tensor(struct qx_rows **out, const struct qx_ckpt *ck, const ch
             }
         }
     }
-    bool quantised = m != NULL && m->format != QX_F_NONE && m->format != QX_F_I64 &&
-                     m->format != QX_F_MIXED;
+    bool quantised =
+        m != NULL && m->format != QX_F_NONE && m->format != QX_F_I64 && m->format != QX_F_MIXED;
     if (rc == 0 && !shard && quantised) {
         rc = open_module(r, m, err);
     } else if (rc == 0 && !shard) {
         size_t n = t->name_len;
         bool weight = n > 7 && strcmp(t->name + n - 7, ".weight") == 0;
         if (t->dtype == QX_DT_UNKNOWN || t->dtype == QX_DT_C64) {
-            rc = qx_fail(err, QX_E_UNSUPPORTED, "unknown-dtype", "values of this type cannot be decoded");
+            rc = qx_fail(err, QX_E_UNSUPPORTED, "unknown-dtype",
+                         "values of this type cannot be decoded");
         } else if (weight && (t->dtype == QX_DT_F8_E4M3 || t->dtype == QX_DT_U8)) {
             /* Codes without the scale that gives them a value: none is ever assumed. */
-            rc = qx_fail(err, QX_E_MISSING, "missing-scale", "stored as %s, and nothing tells its scale%s",
-                         qx_dtype_name(r->dtype), res == NULL ? ": give the checkpoint directory" : "");
+            rc = qx_fail(err, QX_E_MISSING, "missing-scale",
+                         "stored as %s, and nothing tells its scale%s", qx_dtype_name(r->dtype),
+                         res == NULL ? ": give the checkpoint directory" : "");
         } else {
             r->width = t->n_dims == 0 ? 1 : t->shape[t->n_dims - 1];
             r->n_rows = r->width == 0 ? 0 : t->n_elems / r->width;
