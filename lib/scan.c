@@ -477,6 +477,9 @@ static void permit_take(struct pass *p, bool has_turn)
     if (p->permits) {
         --p->permits;
     }
+    if (p->permits && !p->turn_waits) {
+        pthread_cond_signal(&p->permit_free);
+    }
 }
 
 static void permit_give_locked(struct pass *p)
