@@ -399,6 +399,76 @@ struct qx_batch_stats {
 };
 QX_API void qx_batch_stats(const struct qx_batch *b, struct qx_batch_stats *out);
 
+/* ---- text: tokenizer and chat ------------------------------------------------------------- */
+
+/* A growing list of token ids. Zeroed is empty; the caller ends it. */
+struct qx_ids { uint32_t *v; size_t n, cap; };
+QX_API void qx_ids_fini(struct qx_ids *ids);
+
+/* Byte-level BPE of model 12. Immutable: any number of threads may use one. */
+struct qx_tok;
+/* Reads tokenizer.json of the checkpoint's directory, and tokenizer_config.json if there is one (more
+ * added tokens, end-of-turn token). QX_E_NOT_FOUND, kind "tokenizer-missing", when there is none;
+ * "json-..." kinds, "tokenizer-unsupported" (names the setting) and "tokenizer-value". */
+QX_API int qx_tok_load(struct qx_tok **out, const struct qx_ckpt *ck, struct qx_error *err);
+/* From the text of a tokenizer.json; `file` names it in messages. `config` (n_config bytes, may be NULL)
+ * is the text of tokenizer_config.json. The texts may be freed afterwards. */
+QX_API int qx_tok_parse(struct qx_tok **out, const char *text, size_t n, const char *file,
+                        const char *config, size_t n_config, struct qx_error *err);
+QX_API void qx_tok_close(struct qx_tok *t);
+/* Largest id + 1. */
+QX_API uint32_t qx_tok_n_ids(const struct qx_tok *t);
+/* Appends the ids of a text: added tokens by literal match, NFC, split, merges. Nothing is put in front
+ * or behind. The text must be UTF-8 ("text-utf8") and every byte must have a token ("text-no-token"). */
+QX_API int qx_tok_encode(const struct qx_tok *t, const char *text, size_t n, struct qx_ids *out,
+                         struct qx_error *err);
+/* The bytes that an id stands for (not NUL-terminated, may end inside a character), owned by t; NULL
+ * for an id that the tokenizer does not have. */
+QX_API const char *qx_tok_bytes(const struct qx_tok *t, uint32_t id, size_t *n);
+/* Control tokens, left out of text unless asked for. */
+QX_API bool qx_tok_is_special(const struct qx_tok *t, uint32_t id);
+/* Id of the token whose text is exactly s (added tokens first), -1 if none. */
+QX_API int64_t qx_tok_find(const struct qx_tok *t, const char *s, size_t n);
+/* End-of-turn id named by tokenizer_config.json (eos_token), -1 if none. */
+QX_API int64_t qx_tok_eos(const struct qx_tok *t);
+
+/* Chat template of a checkpoint: chat_template.jinja, or chat_template in tokenizer_config.json. */
+enum qx_template {
+    QX_TEMPLATE_NONE = 0, /* the checkpoint has none */
+    QX_TEMPLATE_UNKNOWN,
+    QX_TEMPLATE_QWEN38    /* the one of model 13, known by its SHA-256 */
+};
+struct qx_tool_call {
+    const char *name;
+    const char *arguments;   /* a JSON object as text */
+};
+/* Strings are UTF-8 and NUL-terminated; absent ones NULL. */
+struct qx_message {
+    const char *role;        /* "system", "user", "assistant", "tool" */
+    const char *content;
+    const char *reasoning;   /* assistant only */
+    const struct qx_tool_call *calls;
+    size_t n_calls;
+};
+struct qx_chat_opts {
+    bool no_thinking;
+    const char *effort;      /* "xhigh" (also NULL), "medium", "low" */
+    bool forget_thinking;    /* leave reasoning of earlier turns out (preserve_thinking false) */
+    bool no_generation_prompt;
+    const char *const *tools;/* JSON objects as text */
+    size_t n_tools;
+    const char *template_text; /* needed only for tools: its fixed texts are taken from there */
+};
+/* Which template the checkpoint carries. *text gets its text (free with qx_text_free), NULL if none;
+ * `text` may be NULL. */
+QX_API int qx_chat_template(const struct qx_ckpt *ck, enum qx_template *which, char **text,
+                            struct qx_error *err);
+/* Renders messages as the template of model 13 does. *out is NUL-terminated, *n its length. What the
+ * template refuses is QX_E_USAGE, kind "chat". */
+QX_API int qx_chat_render(const struct qx_message *msgs, size_t n_msgs, const struct qx_chat_opts *opts,
+                          char **out, size_t *n, struct qx_error *err);
+QX_API void qx_text_free(char *text);
+
 #ifdef __cplusplus
 }
 #endif
