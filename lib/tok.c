@@ -284,7 +284,7 @@ static int read_added_token(struct loader *l, struct qx_json_pull *j, int64_t id
     while (qx_json_next(j) == QX_JSON_KEY) {
         if (key_is(j, "id")) {
             qx_json_next(j);
-            uint32_t v;
+            uint32_t v = 0;
             int rc = j->type == QX_JSON_ERROR ? json_error(l, j, 0)
                                               : read_id(l, j, "an added token", &v);
             if (rc) {
@@ -674,6 +674,7 @@ static int read_merges(struct loader *l)
             size_t n = (size_t)(space - j.text.p);
             rc = add_merge(l, j.text.p, n, space + 1, j.text.n - n - 1, rank);
         } else if (j.type == QX_JSON_ARRAY) {
+            bool pair = false;
             a.n = 0;
             if (qx_json_next(&j) == QX_JSON_STRING) {
                 qx_buf_add(&a, j.text.p, j.text.n);
@@ -681,10 +682,10 @@ static int read_merges(struct loader *l)
                     rc = qx_fail_nomem(l->err);
                 } else if (qx_json_next(&j) == QX_JSON_STRING) {
                     rc = add_merge(l, a.p ? a.p : "", a.n, j.text.p, j.text.n, rank);
-                    qx_json_next(&j);
+                    pair = qx_json_next(&j) == QX_JSON_ARRAY_END;
                 }
             }
-            if (rc == 0 && j.type != QX_JSON_ARRAY_END) {
+            if (rc == 0 && !pair) {
                 rc = bad(l, "tokenizer-value", "merge %llu is not a pair", (unsigned long long)rank);
             }
         } else {

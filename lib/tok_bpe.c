@@ -122,7 +122,7 @@ static int first_symbols(const struct qx_tok *t, struct qx_bpe_work *w, const ch
 int qx_tok_bpe(const struct qx_tok *t, struct qx_bpe_work *w, const char *p, size_t n,
                struct qx_ids *out, struct qx_error *err)
 {
-    uint32_t n_sym;
+    uint32_t n_sym = 0;
     if (n == 0) {
         return 0;
     }
