@@ -469,6 +469,57 @@ QX_API int qx_chat_render(const struct qx_message *msgs, size_t n_msgs, const st
                           char **out, size_t *n, struct qx_error *err);
 QX_API void qx_text_free(char *text);
 
+/* ---- verify ------------------------------------------------------------------------------- */
+
+enum qx_verify_level {
+    QX_VERIFY_HEADERS, /* names, shapes, dtypes, offsets, coverage, metadata against storage */
+    QX_VERIFY_SCALES,  /* also every scale, the hash buffers, and a sample of rows decoded twice */
+    QX_VERIFY_FULL     /* also every byte: NaN codes, all-zero tensors */
+};
+
+/* How to verify. Start from QX_VERIFY_DEFAULT. Strings and texts need to live only during the call. */
+struct qx_verify_opts {
+    enum qx_verify_level level;
+    uint64_t sample_rows;      /* rows a tensor that are decoded twice; those at the ends and on both
+                                  sides of shard boundaries come in any case. 0: no decoding */
+    uint64_t seed;             /* of the sample */
+    const char *device;        /* of the ordinary decoder: NULL or "cpu", "cuda", "cuda:N" */
+    const char *decoder;       /* shell command of an external decoder; NULL: the one in the library */
+    uint32_t decoder_timeout_ms; /* without an answer the external decoder is given up; 0: 60 s */
+    const char *manifest;      /* text of a checksum list to compare with, or NULL; qx-manifest(5) */
+    uint64_t manifest_bytes;
+    const char *manifest_name; /* for messages; a file of this name in the directory is not listed */
+    /* Receives a new checksum list in pieces; non-zero stops (QX_E_WRITE). NULL: none is made. */
+    int (*manifest_out)(void *user, const char *text, uint64_t n);
+    const char *manifest_out_name; /* its path if any: not listed itself */
+    bool sha256;               /* the new list has SHA-256 of files, too */
+    uint32_t n_threads;        /* that compute; 0: all processors */
+    void *user;                /* first argument of callbacks; they must not call back in */
+    /* "headers", "reading", "decoding" with an amount of `total` (bytes, or tensors for decoding). From
+     * any thread, one call at a time. Non-zero stops: QX_E_INTERRUPTED. May be NULL. */
+    int (*progress)(void *user, const char *phase, uint64_t done, uint64_t total);
+};
+#define QX_VERIFY_DEFAULT ((struct qx_verify_opts){.level = QX_VERIFY_SCALES, .sample_rows = 64})
+
+struct qx_verify_stats {
+    uint64_t files, tensors;   /* looked at */
+    uint64_t bytes;            /* of files read: headers, and values as far as the level asks */
+    uint64_t rows;             /* decoded twice */
+    uint64_t read_bytes, read_ns; /* of the pass over values and how long it took */
+};
+
+/* All findings about an open checkpoint, those of opening included, in stable order. What is wrong with
+ * the checkpoint is never an error of the call. Errors: QX_E_CONFIG and others of qx_ckpt_config_status
+ * for a directory whose config cannot be used; QX_E_FORMAT "manifest-syntax"; QX_E_DEVICE;
+ * QX_E_UNSUPPORTED for SHA-256 in a build without it; memory; QX_E_INTERRUPTED. For a single file only the
+ * rules of the container (and at level full NaN codes) apply. */
+struct qx_verify;
+QX_API int qx_verify_run(struct qx_verify **out, const struct qx_ckpt *ck,
+                         const struct qx_verify_opts *opts, struct qx_error *err);
+QX_API const struct qx_findings *qx_verify_findings(const struct qx_verify *v); /* owned by v */
+QX_API void qx_verify_stats(const struct qx_verify *v, struct qx_verify_stats *out);
+QX_API void qx_verify_free(struct qx_verify *v);
+
 #ifdef __cplusplus
 }
 #endif

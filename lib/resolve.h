@@ -28,6 +28,7 @@ struct qx_module {
     const char *name;              /* module name as stored, e.g. "...mlp.experts.7.up_proj" */
     enum qx_component component;
     enum qx_format format;         /* as stored; QX_F_NONE when it cannot be read */
+    enum qx_format claimed;        /* what the configuration says; QX_F_NONE when it says nothing */
     enum qx_source source;
     const char *entry;             /* the entry that decided (map key, glob), or NULL */
     int32_t layer;                 /* decoder or MTP layer, -1 none */

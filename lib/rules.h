@@ -44,8 +44,8 @@ const char *qx_rule_origin_name(enum qx_rule_origin o);
 int qx_rules_headers(const struct qx_ckpt *ck, struct qx_findings *fs, struct qx_error *err);
 
 /* Companions of quantised weights from headers alone: missing-scale, scale-shape, scale-dtype,
- * scale-name-variant, scale-4d, scale-unindexed, unused-scale. A tensor that the index lists but whose
- * file is missing or lacks it is left to the finding of opening. */
+ * scale-name-variant, scale-4d, unused-scale. A tensor that the index lists but whose file is missing or
+ * lacks it is left to the finding of opening. */
 int qx_rules_scale_headers(const struct qx_ckpt *ck, struct qx_findings *fs, struct qx_error *err);
 
 #endif

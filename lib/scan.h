@@ -7,12 +7,14 @@
 #include "manifest.h"
 #include "scan_loops.h"
 
-/* A tensor to look at. The first three are the caller's; the rest is filled. */
+/* A tensor to look at. The first five are the caller's; the rest is filled. */
 struct qx_scan_item {
     const struct qx_tensor *t;  /* readable */
     uint32_t file;              /* index into qx_scan.files */
     uint8_t kind;               /* enum qx_scan_kind */
-    bool nonzero;               /* a byte is not zero */
+    uint8_t role;               /* the caller's own, as is ref */
+    uint32_t ref;
+    bool nonzero;               /* filled from here on: a byte is not zero */
     bool bad;                   /* not looked at, or not whole: overlap or read error */
     uint64_t n[QX_SCAN_CLASSES];     /* elements by class, bit order of QX_SCAN_IS_ */
     uint64_t first[QX_SCAN_CLASSES]; /* the first such element; meaningless when n is 0 */
