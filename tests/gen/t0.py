@@ -12,7 +12,6 @@ Contents depend only on the tensor's name, so that variants share all bytes that
 """
 import copy
 import json
-import os
 import pathlib
 import struct
 import zlib
