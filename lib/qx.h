@@ -431,6 +431,8 @@ QX_API bool qx_tok_is_special(const struct qx_tok *t, uint32_t id);
 QX_API int64_t qx_tok_find(const struct qx_tok *t, const char *s, size_t n);
 /* End-of-turn id named by tokenizer_config.json (eos_token), -1 if none. */
 QX_API int64_t qx_tok_eos(const struct qx_tok *t);
+/* The same for a checkpoint, also when it has tokenizer_config.json only. */
+QX_API int qx_tok_load_eos(const struct qx_ckpt *ck, int64_t *id, struct qx_error *err);
 
 /* Chat template of a checkpoint: chat_template.jinja, or chat_template in tokenizer_config.json. */
 enum qx_template {
@@ -519,6 +521,22 @@ QX_API int qx_verify_run(struct qx_verify **out, const struct qx_ckpt *ck,
 QX_API const struct qx_findings *qx_verify_findings(const struct qx_verify *v); /* owned by v */
 QX_API void qx_verify_stats(const struct qx_verify *v, struct qx_verify_stats *out);
 QX_API void qx_verify_free(struct qx_verify *v);
+/* What a checkpoint says about generating: generation_config.json, else stop ids from the configuration
+ * and the tokenizer. */
+#define QX_STOP_IDS_MAX 32
+struct qx_gen_defaults {
+    bool has_file;             /* generation_config.json is there */
+    bool sample;               /* it asks for sampling (do_sample) */
+    struct qx_sampling sampling; /* values of the file where given, else off; temperature 1 if not given */
+    uint32_t stop_ids[QX_STOP_IDS_MAX];
+    uint32_t n_stop_ids;
+    const char *stop_source;   /* "generation_config.json", "config.json", ... static storage */
+    bool stop_disagrees;       /* config.json and tokenizer_config.json name different ids */
+};
+/* Errors: json-... and "config-type" in generation_config.json. Without that file, a tokenizer that
+ * cannot be read is not an error here. */
+QX_API int qx_gen_defaults_read(const struct qx_ckpt *ck, struct qx_gen_defaults *out,
+                                struct qx_error *err);
 
 #ifdef __cplusplus
 }
