@@ -22,13 +22,26 @@ enum qx_source { /* what confirmed a format; order is that of cli.md */
 };
 const char *qx_source_name(enum qx_source s); /* "map", "ple_embedding_dtype", ... */
 
+struct qx_layout_entry; /* layout.h */
+
 /* One matrix (or stack of expert matrices) with its companions. Tensor pointers are owned by the
  * checkpoint, NULL where not stored. */
 struct qx_module {
     const char *name;              /* module name as stored, e.g. "...mlp.experts.7.up_proj" */
     enum qx_component component;
-    enum qx_format format;         /* as stored; QX_F_NONE when it cannot be read */
-    enum qx_format claimed;        /* what the configuration says; QX_F_NONE when it says nothing */
+    enum qx_format format;         /* as stored; QX_F_NONE when it cannot be read: a companion is missing
+                                      or has another shape or type than the format wants */
+    enum qx_format form;           /* the same without that condition: what weight, companions and, where
+                                      these leave it open, the configuration make of it */
+    enum qx_format claimed;        /* format that the configuration positively claims, QX_F_NONE none */
+    bool claim_soft;               /* claimed only by a whole-model default that may be wrong for it */
+    bool scale_is_inv;             /* `scale` is stored as weight_scale_inv */
+    bool scale_variant;            /* block scale stored under the name weight_scale */
+    const struct qx_layout_entry *layout; /* its row in layout.h; NULL: no module of the family */
+    const struct qx_tensor *foreign;      /* a tensor of another convention (weight_packed, ...) or NULL */
+    const struct qx_tensor *other_scale;  /* weight_scale or weight_scale_inv beside the one used, or NULL */
+    const struct qx_tensor *bias;
+    uint8_t spelling;              /* enum qx_spelling */
     enum qx_source source;
     const char *entry;             /* the entry that decided (map key, glob), or NULL */
     int32_t layer;                 /* decoder or MTP layer, -1 none */
@@ -51,7 +64,10 @@ struct qx_table_shard { const struct qx_tensor *weight, *scale; /* scale: NVFP4 
 struct qx_table {
     bool present;
     const char *module;          /* "...ple_embedding.ngram_embedding" */
-    enum qx_format format;       /* BF16, F16, F32, FP8, NVFP4 */
+    enum qx_format format;       /* BF16, F16, F32, FP8, NVFP4; QX_F_NONE when it cannot be read */
+    enum qx_format form;         /* the same though scales are missing or wrong */
+    const char *foreign;         /* what it is when of another convention ("NF4", ...), else NULL */
+    const struct qx_tensor *packed; /* the tensor of packed_rows, or NULL */
     enum qx_source source;
     const char *entry;
     uint32_t width;              /* columns of the logical row */
@@ -64,6 +80,22 @@ struct qx_table {
     bool packed_rows;            /* qx's own row layout: see pack.h */
 };
 const struct qx_table *qx_resolved_table(const struct qx_resolved *r);
+
+/* The two homes of quantisation settings and the one that decides (NULL: none); quant_config.h. */
+struct qx_quant_home;
+const struct qx_quant_home *qx_resolved_quant(const struct qx_resolved *r, int home);
+const struct qx_quant_home *qx_resolved_quant_used(const struct qx_resolved *r);
+
+/* Builds all of this from the headers and the two config texts of ck (qx_ckpt_config must be set).
+ * Findings of metadata against storage go to fs. An error of kind config-type or json-* means that
+ * config.json cannot be used; trouble in hf_quant_config.json is a finding. */
+int qx_resolve(struct qx_resolved **out, const struct qx_ckpt *ck, struct qx_findings *fs,
+               struct qx_error *err);
+void qx_resolved_destroy(struct qx_resolved *r);
+
+/* Everything consulted to decide how one tensor or module is read, as lines of text into *text (to be
+ * freed with qx_free). QX_E_NOT_FOUND when neither exists. */
+int qx_resolved_why(const struct qx_ckpt *ck, const char *name, char **text, struct qx_error *err);
 
 /* Component and kind of any tensor name of this model family (also prefix spellings of formats 10). */
 struct qx_name_info {
