@@ -40,6 +40,9 @@ const struct qx_extra *qx_ckpt_extra(const struct qx_ckpt *ck, size_t i); /* sor
 size_t qx_ckpt_n_absent(const struct qx_ckpt *ck);
 const struct qx_absent *qx_ckpt_absent(const struct qx_ckpt *ck, size_t i); /* sorted by name */
 
+/* True when PATH was a config.json alone: no weights are looked for. */
+bool qx_ckpt_is_lone_config(const struct qx_ckpt *ck);
+
 /* Finds by name bytes; NULL if absent. Binary search in the sorted array. */
 const struct qx_tensor *qx_ckpt_find_n(const struct qx_ckpt *ck, const char *name, size_t n);
 /* Index of the first tensor whose name is >= prefix. Names with the prefix follow contiguously. */

@@ -192,6 +192,9 @@ QX_API const struct qx_findings *qx_ckpt_findings(const struct qx_ckpt *ck);
 /* 0 when the config was read and understood; else fills err with why every command that needs the
  * config must stop (config-missing, json-bom, unsupported-model-type, config-type, ...). */
 QX_API int qx_ckpt_config_status(const struct qx_ckpt *ck, struct qx_error *err);
+/* What every command that uses weights (all but inspect and verify) asks first: the config status, unless
+ * this is a single file, and that the index and hf_quant_config.json, where present, could be parsed. */
+QX_API int qx_ckpt_require(const struct qx_ckpt *ck, struct qx_error *err);
 
 /* Reads size_bytes from `off` bytes into tensor t. Checks the range. */
 QX_API int qx_ckpt_read(const struct qx_ckpt *ck, const struct qx_tensor *t, uint64_t off, void *dst,
