@@ -16,6 +16,7 @@ void qx_ckpt_close(struct qx_ckpt *ck)
     if (!ck) {
         return;
     }
+    qx_resolved_destroy(ck->resolved);
     for (size_t f = 0; f < ck->n_files; f++) {
         qx_map_close(&ck->priv[f].map);
         qx_file_close(ck->priv[f].fd);

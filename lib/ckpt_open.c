@@ -455,6 +455,20 @@ static int read_hf_quant(struct qx_ckpt *ck, struct qx_error *err)
     return 0;
 }
 
+/* Settings that resolution cannot read make the config as unusable as a wrong shape constant would. */
+static int resolve_formats(struct qx_ckpt *ck, const char *config_name, struct qx_error *err)
+{
+    struct qx_error why = {0};
+    int rc = qx_resolve(&ck->resolved, ck, ck->findings, &why);
+    if (rc == 0) {
+        return 0;
+    }
+    qx_free(ck->config);
+    ck->config = NULL;
+    ck->config_error = why;
+    return config_failed(ck, config_name, err);
+}
+
 /* ---- open -------------------------------------------------------------------------------------- */
 
 static int open_parts(struct opening *o, bool is_dir, struct qx_error *err)
@@ -486,6 +500,9 @@ static int open_parts(struct opening *o, bool is_dir, struct qx_error *err)
     if (!rc && !ck->single_file) {
         rc = read_config(o, ck->lone_config ? base : "config.json", err);
         rc = rc || ck->lone_config ? rc : read_hf_quant(ck, err);
+    }
+    if (!rc && ck->config) {
+        rc = resolve_formats(ck, ck->lone_config ? base : "config.json", err);
     }
     if (!rc && is_dir && ck->n_files == 0 && !ck->has_index && !ck->config_text.present) {
         const char *what = qx_dir_foreign(&o->list);
