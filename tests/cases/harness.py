@@ -3,7 +3,9 @@
 Every run is checked for what holds always: no death by signal, an exit status of the contract, JSON
 that is valid and of its schema, no raw control bytes on standard output.
 """
+import ctypes
 import json
+import mmap
 import os
 import pathlib
 import resource
@@ -256,13 +258,23 @@ class Case:
             ["nvidia-smi", "-L"], capture_output=True).returncode == 0
 
     def resident(self, path):
-        """Bytes of a file in the page cache, or a Skip where that cannot be asked."""
-        if not shutil.which("fincore"):
-            raise Skip("no fincore")
-        p = subprocess.run(["fincore", "-b", "-n", "-r", "-o", "RES", str(path)], capture_output=True, text=True)
-        if p.returncode != 0 or not p.stdout.strip():
-            raise Skip("fincore: " + p.stderr.strip())
-        return int(p.stdout.split()[0])
+        """Bytes of a file in the page cache."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int,
+                              ctypes.c_long]
+        libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+        libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        size, page = os.path.getsize(path), os.sysconf("SC_PAGE_SIZE")
+        pages = -(-size // page)
+        present = (ctypes.c_ubyte * pages)()
+        with open(path, "rb") as f:
+            at = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, f.fileno(), 0)
+            fails = libc.mincore(at, size, present)
+            libc.munmap(at, size)
+        if fails:
+            raise Skip("no mincore here")
+        return page * sum(b & 1 for b in bytes(present))
 
     def drop_cache(self, path):
         with open(path, "rb") as f:
