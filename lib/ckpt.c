@@ -158,7 +158,7 @@ int qx_ckpt_require(const struct qx_ckpt *ck, struct qx_error *err)
         }
         /* static names of the kinds after which such a file says nothing that could be relied on */
         static const char *const fatal[] = {"json-bom", "json-syntax", "json-utf8", "json-too-deep",
-                                            "index-format", "lfs-pointer", "io-error"};
+                                            "index-format", "lfs-pointer", "unreadable-file"};
         for (size_t k = 0; k < QX_ARRAY_LEN(fatal); k++) {
             if (strcmp(f->kind, fatal[k]) == 0) {
                 int rc = qx_fail(err, QX_E_FORMAT, fatal[k], "%s", f->text ? f->text : "unusable");

@@ -45,6 +45,11 @@ bool qx_ckpt_is_lone_config(const struct qx_ckpt *ck);
 
 /* Finds by name bytes; NULL if absent. Binary search in the sorted array. */
 const struct qx_tensor *qx_ckpt_find_n(const struct qx_ckpt *ck, const char *name, size_t n);
+/* The tensor, whole and readable, or a failure that says why not: kind as of the finding of opening
+ * (shard-missing, truncated, not-safetensors, index-tensor-absent, unsafe-path, ...), or missing-tensor
+ * when no file that counts has it. For every command that needs a tensor by name. */
+int qx_ckpt_need(const struct qx_ckpt *ck, const char *name, const struct qx_tensor **out,
+                 struct qx_error *err);
 /* Index of the first tensor whose name is >= prefix. Names with the prefix follow contiguously. */
 size_t qx_ckpt_lower_bound(const struct qx_ckpt *ck, const char *prefix, size_t n);
 

@@ -94,7 +94,7 @@ static int read_index(struct opening *o, struct qx_error *err)
         return qx_fail_nomem(err);
     }
     if (rc) {
-        struct qx_report r = QX_REPORT("io-error", QX_ERROR, .file = ck->index_name, .text = io.msg);
+        struct qx_report r = QX_REPORT("unreadable-file", QX_ERROR, .file = ck->index_name, .text = io.msg);
         return add(ck, &r) ? 0 : qx_fail_nomem(err);
     }
     rc = qx_index_parse(&ck->index, text, n, ck->index_name, ck->findings, err);
@@ -171,7 +171,7 @@ static int read_one(struct opening *o, size_t i, struct qx_findings *fs, struct 
     }
     f->state = QX_FILE_BAD;
     if (qx_file_open(p->path, &fd, &f->size_bytes, &io)) {
-        struct qx_report r = QX_REPORT(strcmp(io.kind, "not-a-file") == 0 ? "not-safetensors" : "io-error",
+        struct qx_report r = QX_REPORT(strcmp(io.kind, "not-a-file") == 0 ? "not-safetensors" : "unreadable-file",
                                        QX_ERROR, .file = f->name, .text = io.msg);
         return qx_findings_add(fs, &r) ? 0 : qx_fail_nomem(err);
     }
@@ -449,7 +449,7 @@ static int read_hf_quant(struct qx_ckpt *ck, struct qx_error *err)
         return qx_fail_nomem(err);
     }
     if (rc) {
-        struct qx_report r = QX_REPORT("io-error", QX_ERROR, .file = name, .text = io.msg);
+        struct qx_report r = QX_REPORT("unreadable-file", QX_ERROR, .file = name, .text = io.msg);
         return add(ck, &r) ? 0 : qx_fail_nomem(err);
     }
     return 0;
@@ -523,7 +523,7 @@ int qx_ckpt_open(struct qx_ckpt **out, const char *path, const struct qx_open *h
     if (stat(path, &st) != 0) {
         int sys = errno;
         bool absent = sys == ENOENT || sys == ENOTDIR || sys == ELOOP;
-        int rc = qx_fail_errno(err, absent ? QX_E_NOT_FOUND : QX_E_IO, sys, absent ? "not-found" : "io-error",
+        int rc = qx_fail_errno(err, absent ? QX_E_NOT_FOUND : QX_E_IO, sys, absent ? "not-found" : "unreadable-file",
                                "cannot open the checkpoint");
         qx_error_at(err, path, NULL, QX_NO_OFF);
         return rc;

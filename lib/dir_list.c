@@ -23,7 +23,7 @@ int qx_dir_list_read(struct qx_dir_list *l, const char *dir, struct qx_error *er
     *l = (struct qx_dir_list){0};
     DIR *d = opendir(dir);
     if (!d) {
-        int rc = qx_fail_errno(err, QX_E_IO, errno, "io-error", "cannot list the directory");
+        int rc = qx_fail_errno(err, QX_E_IO, errno, "unreadable-file", "cannot list the directory");
         qx_error_at(err, dir, NULL, QX_NO_OFF);
         return rc;
     }
@@ -45,7 +45,7 @@ int qx_dir_list_read(struct qx_dir_list *l, const char *dir, struct qx_error *er
         l->names[l->n++] = name;
     }
     if (!rc && errno) {
-        rc = qx_fail_errno(err, QX_E_IO, errno, "io-error", "cannot list the directory");
+        rc = qx_fail_errno(err, QX_E_IO, errno, "unreadable-file", "cannot list the directory");
         qx_error_at(err, dir, NULL, QX_NO_OFF);
     }
     closedir(d);

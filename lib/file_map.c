@@ -26,7 +26,7 @@ int qx_file_open(const char *path, int *fd, uint64_t *size_bytes, struct qx_erro
             close(f);
         }
         return qx_fail_errno(err, absent ? QX_E_NOT_FOUND : QX_E_IO, sys,
-                             absent ? "not-found" : "io-error", "cannot open");
+                             absent ? "not-found" : "unreadable-file", "cannot open");
     }
     if (!S_ISREG(st.st_mode)) {
         close(f);
@@ -55,7 +55,7 @@ int qx_file_read(int fd, void *dst, uint64_t n, uint64_t off, struct qx_error *e
             continue;
         }
         if (got < 0) {
-            int rc = qx_fail_errno(err, QX_E_IO, errno, "io-error", "cannot read %" PRIu64 " bytes", n);
+            int rc = qx_fail_errno(err, QX_E_IO, errno, "read-error", "cannot read %" PRIu64 " bytes", n);
             qx_error_at(err, NULL, NULL, off);
             return rc;
         }
@@ -105,7 +105,7 @@ int qx_file_check_size(int fd, uint64_t size_bytes, struct qx_error *err)
 {
     struct stat st;
     if (fstat(fd, &st) != 0) {
-        return qx_fail_errno(err, QX_E_IO, errno, "io-error", "cannot examine");
+        return qx_fail_errno(err, QX_E_IO, errno, "read-error", "cannot examine");
     }
     if ((uint64_t)st.st_size < size_bytes) {
         return qx_fail(err, QX_E_IO, "file-changed", "file has %" PRIu64 " bytes, had %" PRIu64
@@ -123,7 +123,7 @@ int qx_map_open(struct qx_map *m, int fd, uint64_t size_bytes, struct qx_error *
     }
     void *p = mmap(NULL, (size_t)size_bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (p == MAP_FAILED) {
-        return qx_fail_errno(err, QX_E_IO, errno, "io-error", "cannot map %" PRIu64 " bytes", size_bytes);
+        return qx_fail_errno(err, QX_E_IO, errno, "read-error", "cannot map %" PRIu64 " bytes", size_bytes);
     }
     *m = (struct qx_map){p, size_bytes};
     return 0;

@@ -11,7 +11,7 @@
 #include "error.h"
 
 /* Opens a regular file for reading; anything else (directory, pipe) is QX_E_IO "not-a-file" and is not
- * opened, so nothing here blocks. Errors: not-found, io-error. */
+ * opened, so nothing here blocks. Errors: not-found, unreadable-file. */
 int qx_file_open(const char *path, int *fd, uint64_t *size_bytes, struct qx_error *err);
 void qx_file_close(int fd); /* -1 is nothing */
 /* Reads exactly n bytes at off; a file that ends earlier is QX_E_IO "file-changed" (callers check

@@ -486,6 +486,10 @@ const char *qx_sniff(const void *bytes, size_t n, bool strict)
     if (strict || n < 8) {
         return NULL;
     }
+    if ((n >= 9 && strncasecmp((const char *)b, "<!doctype", 9) == 0) ||
+        strncasecmp((const char *)b, "<html", 5) == 0) {
+        return "HTML (an error page instead of the file?)";
+    }
     size_t printable = 0;
     while (printable < n && ((b[printable] >= 0x20 && b[printable] < 0x7f) || b[printable] == '\n' ||
                              b[printable] == '\r' || b[printable] == '\t')) {
@@ -497,10 +501,6 @@ const char *qx_sniff(const void *bytes, size_t n, bool strict)
     while (n && (*b == ' ' || *b == '\n' || *b == '\r' || *b == '\t')) {
         b++;
         n--;
-    }
-    if ((n >= 9 && strncasecmp((const char *)b, "<!doctype", 9) == 0) ||
-        (n >= 5 && strncasecmp((const char *)b, "<html", 5) == 0)) {
-        return "HTML (an error page instead of the file?)";
     }
     return n && *b == '{' ? "JSON text" : "text";
 }
