@@ -2,35 +2,11 @@
  *
  * A row's f32 value is the exact product of code and scales rounded once to f32 (for NVFP4 e2m1 x e4m3
  * is exact and is then multiplied by the global scale); its bf16 value is that f32 rounded once more,
- * both nearest even (formats 6.2). */
+ * both nearest even (formats 6.2). Opening and reading are public: qx.h. */
 #ifndef QX_ROWS_H
 #define QX_ROWS_H
 
 #include "resolve.h"
-
-struct qx_rows;  /* an open row source: immutable, usable from many threads */
-
-/* The n-gram table of the checkpoint. */
-int qx_rows_open_table(struct qx_rows **out, const struct qx_ckpt *ck, struct qx_error *err);
-/* Any tensor by name. Weight of a quantised module: the unpacked matrix; [E,R,C] is addressed as row
- * e x R + r; 1-D tensors are one row. */
-int qx_rows_open_tensor(struct qx_rows **out, const struct qx_ckpt *ck, const char *tensor,
-                        struct qx_error *err);
-void qx_rows_close(struct qx_rows *r);
-
-uint64_t qx_rows_count(const struct qx_rows *r);      /* addressable rows */
-uint64_t qx_rows_width(const struct qx_rows *r);      /* values a row */
-enum qx_format qx_rows_format(const struct qx_rows *r);
-uint64_t qx_rows_raw_bytes(const struct qx_rows *r);  /* stored code bytes a row, scales not included */
-/* Table shard and local row of a row; shard -1 for other tensors. */
-void qx_rows_place(const struct qx_rows *r, uint64_t row, int64_t *shard, uint64_t *local_row);
-
-enum qx_row_dtype { QX_ROW_F32, QX_ROW_BF16, QX_ROW_RAW, QX_ROW_SCALES };
-/* Decodes n rows into dst, row after row: f32 [n, width], uint16_t bf16 bits [n, width], or code bytes
- * [n, raw_bytes], or block-scale bytes [n, scale_bytes]. Reads each distinct row once; repeats and
- * order are kept. A row out of range is QX_E_RANGE ("row-out-of-range"), before anything is read. */
-int qx_rows_read(const struct qx_rows *r, const uint64_t *rows, size_t n, enum qx_row_dtype dtype,
-                 void *dst, struct qx_error *err);
 
 /* As the table is stored, for loaders: rows [row0, row0 + n) split into codes [n, raw_bytes] and block
  * scales [n, qx_rows_scale_bytes] (scales may be NULL when there are none). Also of packed tables. */
