@@ -224,6 +224,7 @@ static void add_json(struct job *j, struct qx_json_out *out, size_t i, const uin
         qx_buf_fini(&hex);
     }
     qx_json_obj_end(out);
+    out->need_comma[0] = false; /* a document a line */
     qx_buf_chr(&out->buf, '\n');
 }
 

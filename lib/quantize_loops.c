@@ -27,7 +27,7 @@ typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 /* Scales tried besides the plain one: codes below (clipping the largest value) and above it (the largest
  * value at 4 instead of 6 and beyond). */
 #define BELOW 2
-#define ABOVE 7
+#define ABOVE 6
 /* Rounding of the error sums: 16 terms, each within two ulps. A candidate must beat the plain scale by
  * more than this to be sure to be better. */
 #define MARGIN 1e-5f

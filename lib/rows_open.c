@@ -263,8 +263,8 @@ static int check_parts(const struct qx_rows *r, struct qx_error *err)
 
 static int open_packed(struct qx_rows *r, const struct qx_table *tab, struct qx_error *err)
 {
-    int rc = tab->n_shards > 0 && tab->shards[0].weight != NULL
-                 ? qx_pack_read(&r->pack, r->ck, tab->shards[0].weight, err)
+    int rc = tab->packed != NULL
+                 ? qx_pack_read(&r->pack, r->ck, tab->packed, err)
                  : table_refused(r->ck, tab, err);
     if (rc == 0) {
         r->packed = true;
@@ -318,8 +318,8 @@ int qx_rows_open_table(struct qx_rows **out, const struct qx_ckpt *ck, struct qx
         rc = r->parts == NULL ? qx_fail_nomem(err) : 0;
     }
     for (uint32_t i = 0; rc == 0 && i < r->n_parts; i++) {
-        r->parts[i] =
-            (struct qx_row_part){tab->shards[i].weight, r->packed ? NULL : tab->shards[i].scale};
+        r->parts[i] = r->packed ? (struct qx_row_part){tab->packed, NULL}
+                                : (struct qx_row_part){tab->shards[i].weight, tab->shards[i].scale};
     }
     if (rc == 0 &&
         (r->format == QX_F_FP8 || r->format == QX_F_NVFP4 || r->format == QX_F_W4A16_NVFP4)) {
