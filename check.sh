@@ -54,8 +54,8 @@ check_manual() {
     for page in build/man/*.[1-9]; do
         [ -f "$page" ] || continue
         found=$((found + 1))
-        # scdoc writes no .Dd-style date that mandoc would like better; all other remarks count
-        mandoc -T lint -W warning "$page" || return 1
+        # scdoc begins sections with a paragraph macro that mandoc skips; every other remark counts
+        mandoc -T lint -W warning "$page" | grep -v 'skipping paragraph macro' && return 1
     done
     [ "$found" -gt 0 ] || { echo "no page in build/man"; return 1; }
 }

@@ -19,7 +19,9 @@ prefix=$work/root$(meson introspect "$build" --buildoptions |
     python3 -c 'import json,sys; print(next(o["value"] for o in json.load(sys.stdin) if o["name"] == "prefix"))')
 
 headers=$(find "$prefix/include" -type f | wc -l)
-[ "$headers" = 1 ] && [ -f "$prefix/include/qx.h" ] || bad "installed headers: $(find "$prefix/include" -type f)"
+if [ "$headers" != 1 ] || [ ! -f "$prefix/include/qx.h" ]; then
+    bad "installed headers: $(find "$prefix/include" -type f)"
+fi
 ok
 lib=$(find "$prefix/lib" -name 'libqx.so.0' | head -1)
 [ -n "$lib" ] || bad "no libqx.so.0"

@@ -49,17 +49,8 @@ def run(*argv, **how):
 
 
 def usage_lines(text):
-    """The lines after 'usage:' up to the first blank one."""
-    lines = []
-    for line in text.splitlines():
-        if line.startswith("usage:"):
-            line = line[6:]
-        elif not lines:
-            continue
-        if not line.strip():
-            break
-        lines.append(" ".join(line.split()))
-    return lines
+    """The lines of -h up to the first blank one."""
+    return [" ".join(ln.split()) for ln in text.split("\n\n", 1)[0].splitlines()]
 
 
 def folder(work):
