@@ -163,10 +163,8 @@ static int store_list(struct scan *s, const struct opt *o, const char *shown, co
     if (rc) {
         if (err.code >= 10) {
             s->err = err;
-        } else if (err.code == QX_E_RANGE) {
-            usage(s, "%s: %s: %s", shown, err.kind, err.msg);
         } else {
-            usage(s, "%s: %s", shown, err.msg);
+            usage(s, "%s: %s: %s", shown, err.kind, err.msg);
         }
         return -1;
     }

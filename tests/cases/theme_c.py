@@ -1,5 +1,6 @@
 """C. The n-gram (PLE) table."""
 import json
+import re
 import zlib
 
 import numpy as np
@@ -245,9 +246,10 @@ def c16(q):
     rows[0, :7] = [0x38, 0x7E, 0x01, 0xB8, 0x80, 0x7F, 0xFF]
     c.tensors[NG + "shard_0.weight"].set(rows)
     d = q.write(c)
-    v = q.rows(d, "--rows", "0")[0]["values"]
-    same("row 0", v[:4], [0.25, 112, 0.00048828125, -0.25])
-    need(v[4] == 0 and json.dumps(v[4]).startswith("-"), f"code 80 is not -0: {v[4]!r}")
+    r = q.run("decode-rows", d, "--rows", "0", json=True)
+    v = r.docs[0]["values"]
+    same("row 0", v[:5], [0.25, 112, 0.00048828125, -0.25, 0])
+    need(re.search(r"-0\.25, ?-0(\.0)?, ?\"NaN\"", r.text), f"code 80 is not -0: {r.text[:200]}")
     same("NaN codes", v[5:7], ["NaN", "NaN"])
     q.run("decode-rows", d, "--rows", "0").says("NaN", where="out")
     out = q.path("row.npy")
@@ -332,8 +334,8 @@ def c20(q):
         for json_too in (False, True):
             r = q.run("decode-rows", d, f"--rows={ids}", code=2, json=json_too)
             r.silent().says(kind, where="err")
-            if kind == "row-out-of-range":
-                r.says(ids.split(",")[-1], "59", where="err")
+            if kind == "row-out-of-range":      # a negative id is refused before the table is opened
+                r.says(ids.split(",")[-1], "0" if ids == "-1" else "59", where="err")
 
 
 def c21(q):
@@ -381,8 +383,8 @@ def c23(q):
     same("shape", a.shape, (4096, 160))
     same("rows with values", sorted(set(np.nonzero(a.any(axis=1))[0].tolist()) & {7, 4000}), [7, 4000])
     for i in (7, 8, 4000):
-        q.run("decode-rows", d, "--rows", str(ids[i]), "--format", "npy", "-o", q.path("one.npy"))
-        need(np.load(q.path("one.npy")).tobytes() == a[i].tobytes(), f"row {ids[i]} differs when asked for alone")
+        q.run("decode-rows", d, "--rows", str(ids[i]), "--format", "npy", "-o", q.path(f"one{i}.npy"))
+        need(np.load(q.path(f"one{i}.npy")).tobytes() == a[i].tobytes(), f"row {ids[i]} differs when asked for alone")
     tokens = [q.generate(d, "--tokens", "5,7,9", "-n", "8", "--greedy", "--ignore-eos", "--table", t).doc["tokens"]
               for t in ("host", "disk")]
     same("tokens from host and disk", tokens[0], tokens[1])
