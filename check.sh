@@ -64,7 +64,7 @@ build build || fail "the build failed"
 say_cuda
 tests build
 if [ "${1:-}" != --quick ]; then
-    step "gcc, -Werror, no CUDA" build build-gcc -Dwerror=true -Dcuda=disabled -Dbuildtype=release
+    step "gcc, -Werror, no CUDA" build build-gcc -Dwerror=true -Dcuda=disabled
     step "clang, -Werror, no CUDA" env CC=clang sh -c '. tools/setup.sh; build build-clang -Dwerror=true -Dcuda=disabled'
     step "sanitizer build" build build-san -Db_sanitize=address,undefined -Db_lundef=false -Dcuda=disabled
     tests build-san --suite unit --suite B --suite sanitize --timeout-multiplier 5

@@ -30,6 +30,7 @@ static const struct qx_decode_ops ops_c = {
 };
 
 #if defined(__x86_64__) && defined(__GNUC__)
+#include <cpuid.h>
 #include <immintrin.h>
 
 /* Above this a scale x 256 may be infinite. NaN compares false and also takes the plain loop. */
@@ -210,14 +211,20 @@ static const struct qx_decode_ops ops_avx512 = {
     "avx512", nvfp4_avx512, fp8_avx512, mxfp8_avx512, block_avx512, bf16_avx512, to_bf16_avx512,
 };
 
+/* Not every compiler's __builtin_cpu_supports knows this name. */
+static bool has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+}
+
 enum qx_simd qx_simd_level(void)
 {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
         return QX_SIMD_AVX512;
     }
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") ? QX_SIMD_AVX2
-                                                                            : QX_SIMD_C;
+    return __builtin_cpu_supports("avx2") && has_f16c() ? QX_SIMD_AVX2 : QX_SIMD_C;
 }
 
 const struct qx_decode_ops *qx_decode_ops_level(enum qx_simd level)

@@ -114,7 +114,7 @@ static int read_scales(const struct qx_ckpt *ck, const struct qx_tensor *t, uint
 int qx_read_scalar(const struct qx_ckpt *ck, const struct qx_tensor *t, float *out,
                    struct qx_error *err)
 {
-    float *v;
+    float *v = NULL;
     int rc = read_scales(ck, t, 1, &v, err);
     if (rc == 0) {
         *out = v[0];
