@@ -12,9 +12,10 @@ static const float *kv_values(const void *p, size_t at, uint32_t n, bool bf16, f
     if (!bf16) {
         return (const float *)p + at;
     }
-    for (uint32_t i = 0; i < n; ++i) {
+    uint32_t i = 0; /* n >= 1 */
+    do {
         buf[i] = ref_kv_get(p, at + i, true);
-    }
+    } while (++i < n);
     return buf;
 }
 
