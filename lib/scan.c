@@ -456,6 +456,12 @@ static void hash_chunk(struct pass *p, const struct chunk *c, const uint8_t *b, 
         }
     }
     if (c->file_ends) {
+        for (size_t i = p->file_item[c->file]; s->hash_tensors && i < p->file_item[c->file + 1]; ++i) {
+            if (s->items[i].t->size_bytes == 0 && !s->items[i].bad) {
+                XXH3_128bits_reset(p->tensor_hash);
+                tensor_digest(p, &s->items[i]);
+            }
+        }
         if (p->file_hash_ok) {
             file_digests(p, c->file);
         } else {
@@ -701,7 +707,7 @@ static void prepare(struct pass *p)
         struct stat st;
         uint64_t end = 0;
         p->fd[f].buffered = p->fd[f].direct = -1;
-        s->files[f].absent = fstatat(p->dir, s->files[f].name, &st, 0) != 0 || !S_ISREG(st.st_mode);
+        s->files[f].absent = s->files[f].skip || fstatat(p->dir, s->files[f].name, &st, 0) != 0 || !S_ISREG(st.st_mode);
         s->files[f].size_bytes = s->files[f].absent ? 0 : (uint64_t)st.st_size;
         p->file_item[f] = k;
         for (; k < s->n_items && s->items[k].file == f; ++k) {
@@ -720,16 +726,10 @@ static void prepare(struct pass *p)
     p->cut_item = 0;
 }
 
-/* Digests of what has no bytes: no chunk leads to them. */
+/* Files without bytes: no chunk leads to them. */
 static void hash_empty(struct pass *p)
 {
     struct qx_scan *s = p->s;
-    for (size_t i = 0; s->hash_tensors && i < s->n_items; ++i) {
-        if (s->items[i].t->size_bytes == 0 && !s->items[i].bad) {
-            XXH3_128bits_reset(p->tensor_hash);
-            tensor_digest(p, &s->items[i]);
-        }
-    }
     for (size_t f = 0; s->whole_files && f < s->n_files; ++f) {
         if (!s->files[f].absent && s->files[f].size_bytes == 0) {
             struct chunk c = {.file = f, .file_begins = true, .file_ends = true};

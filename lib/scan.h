@@ -23,6 +23,7 @@ struct qx_scan_item {
 
 struct qx_scan_file {
     const char *name;           /* relative to the checkpoint's directory */
+    bool skip;                  /* must not be opened */
     uint64_t size_bytes;        /* filled on opening */
     bool absent;                /* filled: could not be opened */
     bool bad;                   /* filled: a read failed; no digest was delivered */
@@ -39,7 +40,8 @@ struct qx_scan {
     bool digest[QX_DIGEST_COUNT]; /* of files; needs whole_files */
     uint32_t n_threads;         /* that compute; 0: all processors. More may wait for reads */
     void *user;
-    /* Called in order of offset, one at a time, from any thread; digests are bytes. */
+    /* Called in order of file and offset (tensors without bytes last in their file), one at a time, from
+     * any thread; digests are bytes. */
     void (*on_tensor)(void *user, const struct qx_scan_item *it, const uint8_t *digest);
     /* digest[kind] is NULL for kinds not asked for. */
     void (*on_file)(void *user, size_t file, const uint8_t *const digest[QX_DIGEST_COUNT]);

@@ -1,0 +1,111 @@
+/* rules.c: the table of findings. Sorted by id; a kind may have more than one severity when the contract
+ * makes it depend on the case. */
+#include "rules.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const origin_name[QX_RO_COUNT] = {
+    [QX_RO_CONTAINER] = "container", [QX_RO_CONFIG] = "config", [QX_RO_QUANT] = "quantisation",
+    [QX_RO_LAYOUT] = "layout", [QX_RO_SCALE] = "scales", [QX_RO_VALUE] = "values",
+    [QX_RO_DECODE] = "decoding", [QX_RO_MANIFEST] = "manifest"};
+
+#define E QX_SEV_ERROR
+#define W QX_SEV_WARNING
+#define N QX_SEV_NOTE
+
+static const struct qx_rule rules[] = {
+    {"all-zero", W | N, QX_RO_VALUE, "every value of a tensor is zero"},
+    {"architecture-alias", N, QX_RO_CONFIG,
+     "the configuration uses the preview names of the architecture"},
+    {"bad-offsets", E, QX_RO_CONTAINER, "data_offsets are no two ordered counts inside the data"},
+    {"bad-shape", E, QX_RO_CONTAINER, "a shape is no list of counts"},
+    {"checksum", E, QX_RO_MANIFEST, "a listed file or tensor is different or absent"},
+    {"checksum-missing", N, QX_RO_MANIFEST, "a file or tensor is not listed in the manifest"},
+    {"config-missing", E, QX_RO_CONFIG, "there is no config.json"},
+    {"config-type", E, QX_RO_CONFIG, "a key of the configuration has the wrong type"},
+    {"config-value", E, QX_RO_CONFIG, "a number of the configuration cannot be"},
+    {"data-absent", N, QX_RO_CONTAINER, "a file ends right after its header"},
+    {"decode-failed", E, QX_RO_DECODE, "a stored matrix could not be decoded"},
+    {"decode-mismatch", E, QX_RO_DECODE, "two decoders give different values for a row"},
+    {"decoder-failed", E, QX_RO_DECODE, "the external decoder did not answer as agreed"},
+    {"duplicate-tensor", E, QX_RO_CONTAINER,
+     "a tensor name occurs twice: in one header, or in two files without an index"},
+    {"file-too-short", E, QX_RO_CONTAINER, "a file is too short to hold a header length"},
+    {"gate-up-scales", N, QX_RO_SCALE,
+     "gate and up projection of an expert have different weight_scale_2"},
+    {"hash-constants-mismatch", E, QX_RO_VALUE,
+     "a stored constant of the n-gram hash is not the computed one"},
+    {"header-json", E, QX_RO_CONTAINER, "the header is no valid JSON object"},
+    {"header-length", E, QX_RO_CONTAINER, "the header length does not fit the file"},
+    {"header-too-large", E, QX_RO_CONTAINER, "the header is larger than the limit"},
+    {"header-utf8", E, QX_RO_CONTAINER, "the header is not valid UTF-8"},
+    {"hole", E, QX_RO_CONTAINER, "bytes between tensors belong to none"},
+    {"index-stale", E, QX_RO_CONTAINER, "no file that the index names exists"},
+    {"index-tensor-absent", E, QX_RO_CONTAINER,
+     "the index names a file for a tensor that the file does not hold"},
+    {"json-bom", E, QX_RO_CONFIG, "a JSON file starts with a byte-order mark"},
+    {"json-duplicate-key", E | N, QX_RO_CONFIG,
+     "a key occurs twice; an error when the values differ"},
+    {"json-nonfinite", N, QX_RO_CONFIG, "a configuration holds the words NaN or Infinity"},
+    {"json-syntax", E, QX_RO_CONFIG, "a JSON file breaks the rules of JSON"},
+    {"json-too-deep", E, QX_RO_CONFIG, "a JSON text is nested too deeply"},
+    {"json-utf8", E, QX_RO_CONFIG, "a JSON file is not valid UTF-8"},
+    {"lfs-pointer", E, QX_RO_CONTAINER, "a Git LFS pointer lies where a weight file should be"},
+    {"manifest-layout", N, QX_RO_MANIFEST,
+     "tensors lie in other files than when the manifest was written"},
+    {"metadata-type", E, QX_RO_CONTAINER, "__metadata__ is no map from strings to strings"},
+    {"missing-scale", E, QX_RO_SCALE, "a quantised weight lacks one of its scales"},
+    {"not-safetensors", E, QX_RO_CONTAINER, "a file is of another kind"},
+    {"overlap", E, QX_RO_CONTAINER, "two tensors share bytes"},
+    {"payload-nan", E, QX_RO_VALUE, "stored values are NaN or infinite"},
+    {"ple-range", E, QX_RO_VALUE, "a head of the n-gram table reaches outside the table"},
+    {"read-error", E, QX_RO_CONTAINER, "bytes of a file could not be read"},
+    {"scale-4d", N, QX_RO_SCALE, "block scales are stored with four dimensions"},
+    {"scale-dtype", E, QX_RO_SCALE, "a scale has an element type that its form does not have"},
+    {"scale-name-variant", W, QX_RO_SCALE, "block scales are stored under the name weight_scale"},
+    {"scale-negative", E, QX_RO_SCALE, "a scale has its sign bit set"},
+    {"scale-not-finite", E, QX_RO_SCALE, "a scale is NaN or infinite"},
+    {"scale-shape", E, QX_RO_SCALE, "a scale has a shape that does not fit its weight"},
+    {"scale-without-weight", E, QX_RO_SCALE, "a scale is stored but its weight is not"},
+    {"scale-zero", E | W, QX_RO_SCALE, "a scale is zero, so that what it scales is zero"},
+    {"shard-missing", E, QX_RO_CONTAINER,
+     "a file of the set is not there, or is a link that leads nowhere"},
+    {"size-mismatch", E, QX_RO_CONTAINER,
+     "a byte range does not have the size that type and shape give"},
+    {"stray-file", W, QX_RO_CONTAINER, "a safetensors file that the index does not name"},
+    {"superseded-copies", W, QX_RO_CONTAINER,
+     "an indexed file holds tensors that the index gives to another file"},
+    {"total-size", W, QX_RO_CONTAINER,
+     "the index declares another total size than the tensors have"},
+    {"trailing-bytes", E, QX_RO_CONTAINER, "bytes follow the last tensor of a file"},
+    {"truncated", E, QX_RO_CONTAINER, "a file ends before its last tensor does"},
+    {"unindexed-tensor", W, QX_RO_CONTAINER,
+     "an indexed file holds tensors that the index does not name"},
+    {"unknown-dtype", E, QX_RO_CONTAINER, "an element type is not known"},
+    {"unreadable-file", E, QX_RO_CONTAINER, "a file exists but cannot be read"},
+    {"unsafe-path", E, QX_RO_CONTAINER, "a file name of the index leaves the directory"},
+    {"unsupported-model-type", E | W, QX_RO_CONFIG, "the model type is none that qx knows"},
+    {"unused-scale", W, QX_RO_SCALE, "a scale lies beside a weight that is not quantised"},
+};
+
+const struct qx_rule *qx_rules_table(size_t *n)
+{
+    *n = QX_ARRAY_LEN(rules);
+    return rules;
+}
+
+static int by_id(const void *id, const void *rule)
+{
+    return strcmp(id, ((const struct qx_rule *)rule)->id);
+}
+
+const struct qx_rule *qx_rule_find(const char *id)
+{
+    return bsearch(id, rules, QX_ARRAY_LEN(rules), sizeof rules[0], by_id);
+}
+
+const char *qx_rule_origin_name(enum qx_rule_origin o)
+{
+    return origin_name[o];
+}
