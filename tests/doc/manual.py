@@ -85,6 +85,7 @@ def main():
         described = set(re.findall(r"--[a-z][a-z0-9-]*",
                                    "\n".join(ln for ln in section(page, "OPTIONS").splitlines() if ln.startswith("*-"))))
         described |= set(re.findall(r"--[a-z][a-z0-9-]*", section(page, "GENERAL OPTIONS")))
+        described = {o for o in described if not (o.startswith("--no-") and "--" + o[5:] in described)}
         check(listed <= described | {"--list-options"}, f"qx-{name}: not in the page: {sorted(listed - described)}")
         check({o for o in described if not o.startswith("--no-")} <= listed | {"--help", "--version", "--list-options"},
               f"qx-{name}: only in the page: {sorted(described - listed)}")
