@@ -419,7 +419,8 @@ static int read_config(struct opening *o, const char *name, struct qx_error *err
         return config_failed(ck, name, err);
     }
     if (!ck->config_text.present) {
-        qx_fail(e, QX_E_NOT_FOUND, "config-missing", "there is no %s beside the weights", name);
+        qx_fail(e, QX_E_NOT_FOUND, "config-missing", "there is no %s in '%s'", name,
+                qx_ckpt_path(ck));
         return config_failed(ck, name, err);
     }
     if (qx_lfs_pointer(ck->config_text.text, ck->config_text.n, oid, &size)) {

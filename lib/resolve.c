@@ -232,10 +232,12 @@ void qx_module_decide(struct qx_module *m, const struct qx_claim *claim)
 
 static struct qx_module *module_for(struct qx_resolved *r, const struct qx_name *nm, const char *name)
 {
-    if (r->n) {
-        struct qx_module *last = &r->modules[r->n - 1];
-        if (strncmp(last->name, name, nm->module_len) == 0 && last->name[nm->module_len] == '\0') {
-            return last;
+    /* Tensors of a module follow each other, but for strangers such as weight_quantizer.* between weight
+     * and weight_scale, which are modules of their own here. */
+    for (size_t i = r->n; i > 0 && r->n - i < 16; --i) {
+        struct qx_module *m = &r->modules[i - 1];
+        if (strncmp(m->name, name, nm->module_len) == 0 && m->name[nm->module_len] == '\0') {
+            return m;
         }
     }
     if (!qx_grow((void **)&r->modules, &r->cap, r->n + 1, sizeof *r->modules)) {

@@ -471,6 +471,9 @@ static void check_module(struct checker *k, const struct qx_module *m)
     const struct qx_tensor *first = m->scale     ? m->scale
                                     : m->scale_2 ? m->scale_2
                                                  : m->input_scale;
+    if (m->foreign) {
+        return; /* companions of another convention: foreign-convention says it */
+    }
     if (!m->weight) {
         char name[640];
         snprintf(name, sizeof name, "%s.weight", m->name);
@@ -511,7 +514,17 @@ static void check_table(struct checker *k, const struct qx_table *t)
         return;
     }
     if (is_plain(first->dtype)) {
-        unused(k, t->module, first, t->global);
+        static const char *const leaf[] = {"weight_scale", "weight_scale_2", "weight_scale_inv"};
+        for (size_t i = 0; i < QX_ARRAY_LEN(leaf); ++i) {
+            char name[640];
+            snprintf(name, sizeof name, "%s.%s", t->module, leaf[i]);
+            unused(k, t->module, first, qx_ckpt_find(k->ck, name));
+        }
+        for (uint32_t i = 0; i < t->n_shards; ++i) {
+            if (t->shards[i].weight) {
+                unused(k, t->shards[i].weight->name, t->shards[i].weight, t->shards[i].scale);
+            }
+        }
         return;
     }
     if (first->dtype == QX_DT_F8_E4M3 && first->shape[1] == t->width) {
