@@ -26,13 +26,28 @@ static const char *static_kind(const char *const *kinds, size_t n, const char *k
     return NULL;
 }
 
+static bool names_tensor(const struct qx_finding *f, const char *tensor)
+{
+    bool hit = f->tensor && strcmp(f->tensor, tensor) == 0;
+    for (uint32_t i = 0; i < f->n_examples && !hit; i++) {
+        hit = strcmp(f->examples[i], tensor) == 0;
+    }
+    return hit;
+}
+
+/* A tensor that two files hold is reported at the second, with the first as what was found. */
+static bool names_file(const struct qx_finding *f, const char *file)
+{
+    return f->file && (strcmp(f->file, file) == 0 ||
+                       (f->found && strcmp(f->kind, "duplicate-tensor") == 0 && strcmp(f->found, file) == 0));
+}
+
 static const struct qx_finding *find_error(const struct qx_ckpt *ck, const char *const *kinds, size_t n,
                                            const char *file, const char *tensor, const char **kind)
 {
     for (size_t i = 0; i < qx_findings_count(ck->findings); i++) {
         const struct qx_finding *f = qx_findings_at(ck->findings, i);
-        if (f->severity != QX_ERROR || !f->file || strcmp(f->file, file) != 0 ||
-            (tensor && (!f->tensor || strcmp(f->tensor, tensor) != 0))) {
+        if (f->severity != QX_ERROR || !names_file(f, file) || (tensor && !names_tensor(f, tensor))) {
             continue;
         }
         *kind = static_kind(kinds, n, f->kind);

@@ -22,7 +22,7 @@ struct parser {
     uint32_t *slots; /* hash table of files: index + 1, 0 empty */
     size_t n_slots;
     uint32_t last_file; /* neighbours in the map mostly share a file */
-    bool has_map, nomem;
+    bool has_map, reported, nomem;
 };
 
 static void report(struct parser *p, const char *kind, enum qx_severity severity, const char *key,
@@ -122,6 +122,7 @@ static bool read_map(struct parser *p)
         if (t != QX_JSON_ERROR) {
             report(p, "index-format", QX_ERROR, "weight_map", p->j.off, "an object", NULL, NULL,
                    "weight_map of the index is no object");
+            p->reported = true;
         }
         return t != QX_JSON_ERROR && qx_json_skip(&p->j);
     }
@@ -186,6 +187,7 @@ static bool read_top(struct parser *p)
     if (t != QX_JSON_OBJECT) {
         report(p, "index-format", QX_ERROR, NULL, p->j.off, "an object with weight_map", NULL, NULL,
                "the index is no JSON object");
+        p->reported = true;
         return true;
     }
     while ((t = qx_json_next(&p->j)) == QX_JSON_KEY) {
@@ -351,7 +353,7 @@ int qx_index_parse(struct qx_index *x, const char *text, size_t n, const char *f
         report_json_error(&p, text, n);
     }
     qx_json_pull_fini(&p.j);
-    if (whole && !p.has_map && !p.nomem) {
+    if (whole && !p.has_map && !p.reported && !p.nomem) {
         report(&p, "index-format", QX_ERROR, "weight_map", QX_NO_OFF, "an object", "absent", NULL,
                "the index has no weight_map");
     }
