@@ -183,11 +183,14 @@ static void add_line(const struct ui *ui, struct qx_buf *b, const struct qx_find
     }
     if (f->count > 1) {
         qx_buf_fmt(b, "%s%" PRIu64 " in all", sep, f->count);
-        for (uint32_t i = 0; i < f->n_examples && i < (ui->verbose ? QX_NO_OFF : 2); ++i) {
+        uint32_t shown = f->n_examples < 2 || ui->verbose ? f->n_examples : 2;
+        for (uint32_t i = 0; i < shown; ++i) {
             qx_buf_str(b, i ? ", " : ": ");
             qx_buf_escaped(b, f->examples[i], strlen(f->examples[i]));
         }
-        qx_buf_str(b, f->n_examples < f->count || (!ui->verbose && f->n_examples > 2) ? ", ..." : "");
+        if (shown && shown < f->count) {
+            qx_buf_fmt(b, " ... and %" PRIu64 " more", f->count - shown);
+        }
         sep = ", ";
     }
     qx_buf_str(b, sep[0] == ',' ? ")\n" : "\n");

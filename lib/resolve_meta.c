@@ -320,7 +320,7 @@ static void compare_module(struct qx_resolved *r, struct qx_findings *fs, struct
 {
     m->source = QX_SRC_STORAGE;
     m->entry = cl->entry;
-    if (!m->weight || m->foreign) {
+    if (!m->weight || m->foreign || !m->layout) { /* none that is read: other rules name it */
         m->source = cl->kind == QX_CL_NONE ? QX_SRC_DEFAULT : cl->source;
         return;
     }

@@ -593,8 +593,8 @@ static int report_constants(struct verify *v, struct qx_error *err)
             snprintf(want, sizeof want, "%" PRIu64, k[i].want[j]);
             snprintf(found, sizeof found, "%" PRId64, (int64_t)got[i][j]);
             snprintf(key, sizeof key, "[%" PRIu64 "]", j);
-            qx_buf_fmt(&text, "%s%s is stored as %s, computed from the configuration %s; rows are looked "
-                       "up with the stored values", k[i].leaf, key, found, want);
+            qx_buf_fmt(&text, "%s%s is stored as %s, computed from the configuration %s; the stored "
+                       "values are used to look rows up", k[i].leaf, key, found, want);
             struct qx_report r = QX_REPORT("hash-constants-mismatch", QX_ERROR,
                                            .file = verify_file(v, t), .tensor = name, .key = key,
                                            .expected = want, .found = found, .text = qx_buf_cstr(&text),
