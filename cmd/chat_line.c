@@ -1,0 +1,131 @@
+/* chat_line.c: libedit's own interface (histedit.h), or plain reading. */
+#include "chat_line.h"
+
+#include "alloc.h"
+#include "qx_build.h"
+#include "signals.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#if QX_HAVE_EDITLINE
+#include <histedit.h>
+#endif
+
+struct chat_input {
+    const char *prompt;
+    bool plain;
+#if QX_HAVE_EDITLINE
+    EditLine *el;
+    History *hist;
+    HistEvent ev;
+#endif
+};
+
+#if QX_HAVE_EDITLINE
+static char *show_prompt(EditLine *el)
+{
+    struct chat_input *in = NULL;
+    el_get(el, EL_CLIENTDATA, &in);
+    return (char *)(uintptr_t)(in ? in->prompt : "");
+}
+#endif
+
+struct chat_input *chat_input_open(bool plain)
+{
+    struct chat_input *in = qx_calloc(1, sizeof *in);
+    if (!in) {
+        return NULL;
+    }
+    in->prompt = "";
+    in->plain = plain;
+#if QX_HAVE_EDITLINE
+    if (!plain) {
+        in->el = el_init("qx-run", stdin, stdout, stderr);
+        in->hist = history_init();
+        if (!in->el || !in->hist) {
+            chat_input_close(in);
+            return NULL;
+        }
+        el_set(in->el, EL_CLIENTDATA, in);
+        el_set(in->el, EL_PROMPT, show_prompt);
+        el_set(in->el, EL_EDITOR, "emacs");
+        el_set(in->el, EL_SIGNAL, 0);
+        history(in->hist, &in->ev, H_SETSIZE, 500);
+        el_set(in->el, EL_HIST, history, in->hist);
+    }
+#endif
+    return in;
+}
+
+void chat_input_close(struct chat_input *in)
+{
+    if (!in) {
+        return;
+    }
+#if QX_HAVE_EDITLINE
+    if (in->hist) {
+        history_end(in->hist);
+    }
+    if (in->el) {
+        el_end(in->el);
+    }
+#endif
+    qx_free(in);
+}
+
+static enum chat_line plain_line(const char *prompt, struct qx_buf *out)
+{
+    fputs(prompt, stdout);
+    fflush(stdout);
+    for (;;) {
+        char c;
+        ssize_t n = read(STDIN_FILENO, &c, 1);
+        if (n < 0 && errno == EINTR) {
+            if (signals_pending()) {
+                fputs("\n", stdout);
+                return CHAT_LINE_INTERRUPTED;
+            }
+            continue;
+        }
+        if (n <= 0) {
+            return out->n ? CHAT_LINE_OK : CHAT_LINE_END;
+        }
+        if (c == '\n') {
+            return CHAT_LINE_OK;
+        }
+        qx_buf_chr(out, c);
+    }
+}
+
+enum chat_line chat_input_line(struct chat_input *in, const char *prompt, struct qx_buf *out)
+{
+    out->n = 0;
+#if QX_HAVE_EDITLINE
+    if (!in->plain) {
+        int n = 0;
+        in->prompt = prompt;
+        errno = 0;
+        const char *s = el_gets(in->el, &n);
+        if (!s || n <= 0) {
+            if (signals_pending()) {
+                fputs("\n", stdout);
+                return CHAT_LINE_INTERRUPTED;
+            }
+            return CHAT_LINE_END;
+        }
+        size_t len = strlen(s);
+        while (len && (s[len - 1] == '\n' || s[len - 1] == '\r')) {
+            len--;
+        }
+        qx_buf_add(out, s, len);
+        if (len) {
+            history(in->hist, &in->ev, H_ENTER, s);
+        }
+        return CHAT_LINE_OK;
+    }
+#endif
+    return plain_line(prompt, out);
+}
