@@ -240,8 +240,8 @@ static int read_request(struct batch *b, struct request *q, const char *line, si
     char who[64];
     int rc = qx_json_doc_parse(&q->doc, line, n, r->o.batch, NULL, &r->err);
     if (rc) {
-        char text[400];
-        snprintf(text, sizeof text, "%s", r->err.msg);
+        char text[sizeof r->err.msg];
+        memcpy(text, r->err.msg, sizeof text);
         qx_fail(&r->err, QX_E_FORMAT, r->err.kind, "line %zu of the batch: %s", line_no, text);
         return rc;
     }
@@ -338,7 +338,7 @@ static void put_record(struct batch *b, const struct request *q)
     qx_json_obj(&j, NULL);
     qx_json_str(&j, "schema", q->failed ? "qx.error/1" : "qx.run/1");
     /* The id as it was written: its type and exact text are the caller's. */
-    qx_buf_fmt(&j.buf, ",\"id\":%s", q->id);
+    qx_buf_fmt(&j.buf, ", \"id\": %s", q->id);
     if (q->failed) {
         qx_json_str(&j, "kind", q->err.kind);
         qx_json_str(&j, "text", q->err.msg);
