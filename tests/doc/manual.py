@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-build, source = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+build, source = (pathlib.Path(a).resolve() for a in sys.argv[1:3])
 sys.path.insert(0, str(source / "tests" / "cases"))
 sys.path.insert(0, str(source / "tests" / "gen"))
 import schema  # noqa: E402
