@@ -99,6 +99,22 @@ static int fail_absent(const struct qx_ckpt *ck, const struct qx_absent *a, stru
     return err ? -(int)err->code : -(int)code;
 }
 
+/* Without an index a file that could not be read may be the one that holds the tensor. */
+static bool fail_unread_file(const struct qx_ckpt *ck, const char *name, struct qx_error *err)
+{
+    for (size_t i = 0; i < ck->n_files; i++) {
+        const char *kind = NULL;
+        const struct qx_finding *f = find_error(ck, file_kinds, QX_ARRAY_LEN(file_kinds), ck->files[i].name,
+                                                NULL, &kind);
+        if (f) {
+            qx_fail(err, QX_E_FORMAT, kind, "%s", f->text ? f->text : "the file cannot be used");
+            qx_error_at(err, ck->files[i].name, name, QX_NO_OFF);
+            return true;
+        }
+    }
+    return false;
+}
+
 static int fail_unknown(const struct qx_ckpt *ck, const char *name, struct qx_error *err)
 {
     size_t n = strlen(name), lo = 0, hi = ck->n_extras;
@@ -116,6 +132,8 @@ static int fail_unknown(const struct qx_ckpt *ck, const char *name, struct qx_er
         qx_fail(err, QX_E_MISSING, "missing-tensor",
                 "the index does not list the tensor; a copy in %s is therefore not used", file);
         qx_error_at(err, file, name, QX_NO_OFF);
+    } else if (!ck->index.usable && fail_unread_file(ck, name, err)) {
+        return -(int)QX_E_FORMAT;
     } else {
         qx_fail(err, QX_E_MISSING, "missing-tensor", "the tensor is in none of the %zu files%s", ck->n_files,
                 ck->index.usable ? ", nor does the index list it" : "");

@@ -431,11 +431,10 @@ int qx_rows_open_tensor(struct qx_rows **out, const struct qx_ckpt *ck, const ch
                         struct qx_error *err)
 {
     *out = NULL;
-    const struct qx_tensor *t = qx_ckpt_find(ck, tensor);
-    if (t == NULL) {
-        int rc = qx_fail(err, QX_E_MISSING, "tensor-missing", "there is no tensor of this name");
-        qx_error_at(err, qx_ckpt_path(ck), tensor, QX_NO_OFF);
-        return rc;
+    const struct qx_tensor *t;
+    int needed = qx_ckpt_need(ck, tensor, &t, err);
+    if (needed) {
+        return needed;
     }
     struct qx_rows *r = qx_calloc(1, sizeof *r);
     if (r != NULL) {

@@ -13,6 +13,8 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
+
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(HERE.parent / "gen"))
@@ -244,7 +246,7 @@ class Case:
         return self.run("decode-rows", path, *args, code=code, json=True, **how).docs
 
     def values(self, path, row, *args, **how):
-        return [float(v) for v in self.rows(path, "--rows", str(row), *args, **how)[0]["values"]]
+        return [float(np.float32(v)) for v in self.rows(path, "--rows", str(row), *args, **how)[0]["values"]]
 
     def generate(self, path, *args, code=0, **how):
         return self.run("run", path, *args, "--device", "cpu", code=code, json=True, **how)
