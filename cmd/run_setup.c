@@ -250,7 +250,7 @@ int run_open(struct run *r)
     how.n_threads = (uint32_t)r->common.threads;
     int rc = qx_ckpt_open(&r->ck, r->path, &how, &r->err);
     if (rc == 0 && !r->o.show_prompt) {
-        rc = qx_ckpt_config_status(r->ck, &r->err);
+        rc = qx_ckpt_require(r->ck, &r->err);
     }
     if (rc) {
         return rc;

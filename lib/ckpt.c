@@ -243,7 +243,7 @@ static int check_range(const struct qx_ckpt *ck, const struct qx_tensor *t, uint
     uint64_t end, file_end;
     int rc = 0;
     if (!usable(ck, t->file)) {
-        rc = qx_fail(err, QX_E_FORMAT, "unusable-file", "its file cannot be read");
+        rc = qx_fail(err, QX_E_FORMAT, "unreadable-file", "its file cannot be read");
     } else if (!qx_add_u64(off, n, &end) || end > t->size_bytes) {
         rc = qx_fail(err, QX_E_RANGE, "range", "bytes %" PRIu64 " to %" PRIu64 " are asked for, the tensor has %"
                      PRIu64, off, off + n, t->size_bytes);

@@ -416,6 +416,9 @@ static int read_config(struct opening *o, const char *name, struct qx_error *err
         return config_failed(ck, name, err);
     }
     if (rc) {
+        if (strcmp(e->kind, "not-a-file") == 0) {
+            e->kind = "unreadable-file";
+        }
         return config_failed(ck, name, err);
     }
     if (!ck->config_text.present) {

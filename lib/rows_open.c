@@ -280,6 +280,9 @@ int qx_rows_open_table(struct qx_rows **out, const struct qx_ckpt *ck, struct qx
 {
     *out = NULL;
     int rc = qx_ckpt_config_status(ck, err);
+    if (rc == 0) {
+        rc = qx_ckpt_require(ck, err);
+    }
     if (rc != 0) {
         return rc;
     }
@@ -432,7 +435,10 @@ int qx_rows_open_tensor(struct qx_rows **out, const struct qx_ckpt *ck, const ch
 {
     *out = NULL;
     const struct qx_tensor *t;
-    int needed = qx_ckpt_need(ck, tensor, &t, err);
+    int needed = qx_ckpt_require(ck, err);
+    if (needed == 0) {
+        needed = qx_ckpt_need(ck, tensor, &t, err);
+    }
     if (needed) {
         return needed;
     }
