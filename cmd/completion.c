@@ -42,7 +42,7 @@ static const char bash_text[] =
     "    fi\n"
     "}\n"
     "_qx() {\n"
-    "    local names= names_all=\n"
+    "    local names='' names_all=''\n"
     "    _qx_complete\n"
     "}\n"
     "complete -o filenames -F _qx qx @PROGRAMS@\n";

@@ -109,14 +109,14 @@ int main(int argc, char **argv)
     }
     const char *name = argv[1];
     if (!strcmp(name, "help") || !strcmp(name, "--help") || !strcmp(name, "-h")) {
+        if (argc > 2 && !find_command(argv[2])) {
+            return unknown_command(&ui, argv[2]);
+        }
         if (argc > 3) {
             ui_error(&ui, "extra argument '%s'", argv[3]);
             return EXIT_USAGE;
         }
-        if (argc == 3 && strcmp(argv[2], "--json") != 0) {
-            if (!find_command(argv[2])) {
-                return unknown_command(&ui, argv[2]);
-            }
+        if (argc == 3) {
             char help[] = "--help";
             char *args[] = {NULL, help, NULL};
             return become(&ui, argv[2], args);

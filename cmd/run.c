@@ -84,7 +84,7 @@ static const struct opt run_options[] = {
 
 static const struct opt_command command = {
     .name = "run",
-    .synopsis = "qx-run [OPTION]... PATH\n",
+    .synopsis = "qx run PATH [-p TEXT | --prompt-file FILE | --tokens LIST | --batch FILE] [OPTION]...\n",
     .summary = "Generate text. Without a prompt, on a terminal: chat.",
     .examples = "  qx run sample -p 'In the beginning' -n 64\n"
                 "  qx run sample --raw --prompt-file - --greedy -n 32 < text.txt\n"

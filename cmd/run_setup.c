@@ -141,6 +141,9 @@ int run_check_options(struct run *r)
     if (o->show_prompt && o->batch_given) {
         return usage(r, "'--show-prompt' needs -p or --prompt-file");
     }
+    if (o->n == RUN_UNLIMITED) {
+        o->n--; /* a number like any other, and far over every context */
+    }
     if (o->logprobs > 64) {
         return usage(r, "'--logprobs' wants at most 64");
     }

@@ -276,10 +276,8 @@ int ui_finish(const struct ui *ui, int code)
     }
     if (out_errno) {
         char reason[128];
-        if (strerror_r(out_errno, reason, sizeof reason) != 0) {
-            snprintf(reason, sizeof reason, "error %d", out_errno);
-        }
-        ui_error(ui, "cannot write standard output: %s", reason);
+        ui_error(ui, "cannot write standard output: %s",
+                 strerror_r(out_errno, reason, sizeof reason));
         return code == EXIT_OK || code == EXIT_FINDINGS ? EXIT_RESOURCE : code;
     }
     return code;

@@ -53,10 +53,9 @@ int qx_fail_errno(struct qx_error *err, enum qx_code code, int sys, const char *
         va_start(ap, fmt);
         vsnprintf(err->msg, sizeof err->msg, fmt, ap);
         va_end(ap);
-        if (strerror_r(sys, reason, sizeof reason) == 0) {
-            size_t n = strlen(err->msg);
-            snprintf(err->msg + n, sizeof err->msg - n, ": %s", reason);
-        }
+        size_t n = strlen(err->msg);
+        /* the GNU strerror_r: it returns the text, which need not be in the buffer */
+        snprintf(err->msg + n, sizeof err->msg - n, ": %s", strerror_r(sys, reason, sizeof reason));
     }
     return -(int)code;
 }

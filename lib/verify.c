@@ -55,12 +55,10 @@ static void on_file(void *user, size_t file, const uint8_t *const digest[QX_DIGE
 static void on_bad(void *user, size_t file, uint64_t off, uint64_t len, int sys)
 {
     struct pass_user *u = user;
-    char text[256], reason[96] = "";
+    char text[256], reason[96];
     struct qx_report r;
-    if (strerror_r(sys, reason, sizeof reason) != 0) {
-        snprintf(reason, sizeof reason, "error %d", sys);
-    }
-    snprintf(text, sizeof text, "%llu bytes could not be read: %s", (unsigned long long)len, reason);
+    snprintf(text, sizeof text, "%llu bytes could not be read: %s", (unsigned long long)len,
+             strerror_r(sys, reason, sizeof reason));
     r = QX_REPORT("read-error", QX_ERROR, .file = u->v->files[file].name, .text = text,
                   .group = u->v->files[file].name);
     r.off = off;
