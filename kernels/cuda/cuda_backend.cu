@@ -1,0 +1,400 @@
+/* cuda_backend.cu: a GPU as the verbs of backend.h. Owns the mapping of CUDA errors, the queues with
+ * their workspaces, recorded graphs, and the table of ops. Nothing here touches the driver before
+ * qx_backend_cuda_create or qx_backend_cuda_count is called, so programs start on machines without one. */
+#include "common.cuh"
+
+#include <new>
+#include <stdio.h>
+#include <string.h>
+
+struct qx_cuda {
+    struct qx_backend be; /* first: be == this */
+    cudaDeviceProp prop;
+};
+
+extern "C" {
+#define OP(name, bound) int qx_cuda_##name(struct qx_queue *q, const struct qx_op_##name *a);
+#include "ops.def"
+#undef OP
+}
+
+static const struct qx_ops cuda_ops = {
+#define OP(name, bound) qx_cuda_##name,
+#include "ops.def"
+#undef OP
+};
+
+/* ---- errors --------------------------------------------------------------------------------- */
+
+static int map_error(struct qx_error *err, cudaError_t e, const char *what, int device)
+{
+    if (e == cudaErrorMemoryAllocation) {
+        return qx_fail(err, QX_E_NOMEM, "device-memory", "cuda:%d: %s: out of device memory", device, what);
+    }
+    int r = qx_fail(err, QX_E_DEVICE, "device", "cuda:%d: %s: %s (%s)", device, what, cudaGetErrorString(e),
+                    cudaGetErrorName(e));
+    if (err) {
+        err->sys = (int)e;
+    }
+    return r;
+}
+
+int qx_queue_fail(struct qx_queue *q, cudaError_t e, const char *what)
+{
+    struct qx_error err;
+    int r = map_error(&err, e, what, q->device);
+    if (!q->failed) {
+        q->failed = true;
+        q->first = err;
+    }
+    return r;
+}
+
+int qx_queue_refuse(struct qx_queue *q, const char *op, const char *why)
+{
+    struct qx_error err;
+    int r = qx_fail(&err, QX_E_UNSUPPORTED, "op-shape", "cuda:%d: %s: %s", q->device, op, why);
+    if (!q->failed) {
+        q->failed = true;
+        q->first = err;
+    }
+    return r;
+}
+
+#define Q_TRY(q, call)                                  \
+    do {                                                \
+        cudaError_t e_ = (call);                        \
+        if (e_ != cudaSuccess) {                        \
+            return qx_queue_fail(q, e_, #call);         \
+        }                                               \
+    } while (0)
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+static int cu_info(struct qx_backend *be, struct qx_device_info *out, struct qx_error *err)
+{
+    struct qx_cuda *c = (struct qx_cuda *)be;
+    memset(out, 0, sizeof *out);
+    cudaSetDevice(be->device);
+    size_t free_bytes, total;
+    cudaError_t e = cudaMemGetInfo(&free_bytes, &total);
+    if (e != cudaSuccess) {
+        return map_error(err, e, "cudaMemGetInfo", be->device);
+    }
+    snprintf(out->name, sizeof out->name, "%.127s", c->prop.name);
+    out->memory_bytes = total;
+    out->memory_free_bytes = free_bytes;
+    out->multiprocessors = (uint32_t)c->prop.multiProcessorCount;
+    out->capability = (uint32_t)(c->prop.major * 10 + c->prop.minor);
+    snprintf(out->variants, sizeof out->variants,
+             "few rows: mma.sync with bf16x3 activations, weights decoded in registers; many rows: %s",
+             be->precise ? "the same" : "mma.sync bf16");
+    return 0;
+}
+
+static int cu_mem_alloc(struct qx_backend *be, void **out, size_t n, struct qx_error *err)
+{
+    *out = NULL;
+    cudaSetDevice(be->device);
+    cudaError_t e = cudaMalloc(out, n ? n : 1);
+    if (e != cudaSuccess) {
+        cudaGetLastError();
+        *out = NULL;
+        return map_error(err, e, "cudaMalloc", be->device);
+    }
+    return 0;
+}
+
+static void cu_mem_free(struct qx_backend *be, void *p)
+{
+    if (p) {
+        cudaSetDevice(be->device);
+        cudaFree(p);
+    }
+}
+
+static int cu_host_alloc(struct qx_backend *be, void **out, void **dev, size_t n, struct qx_error *err)
+{
+    *out = NULL;
+    cudaSetDevice(be->device);
+    cudaError_t e = cudaHostAlloc(out, n ? n : 1, cudaHostAllocMapped | cudaHostAllocPortable);
+    if (e == cudaSuccess && dev) {
+        e = cudaHostGetDevicePointer(dev, *out, 0);
+    }
+    if (e != cudaSuccess) {
+        cudaGetLastError();
+        if (*out) {
+            cudaFreeHost(*out);
+        }
+        *out = NULL;
+        if (e == cudaErrorMemoryAllocation) {
+            return qx_fail(err, QX_E_NOMEM, "host-memory", "cannot pin %zu bytes of host memory", n);
+        }
+        return map_error(err, e, "cudaHostAlloc", be->device);
+    }
+    return 0;
+}
+
+static void cu_host_free(struct qx_backend *be, void *p)
+{
+    if (p) {
+        cudaSetDevice(be->device);
+        cudaFreeHost(p);
+    }
+}
+
+/* ---- queues --------------------------------------------------------------------------------- */
+
+static void cu_queue_destroy(struct qx_queue *q)
+{
+    if (!q) {
+        return;
+    }
+    cudaSetDevice(q->device);
+    if (q->stream) {
+        cudaStreamSynchronize(q->stream);
+        cudaStreamDestroy(q->stream);
+    }
+    cudaFree(q->ws);
+    cudaFree(q->tickets);
+    delete q;
+}
+
+static int cu_queue_create(struct qx_backend *be, struct qx_queue **out, struct qx_error *err)
+{
+    *out = NULL;
+    struct qx_queue *q = new (std::nothrow) qx_queue();
+    if (!q) {
+        return qx_fail_nomem(err);
+    }
+    q->be = be;
+    q->device = be->device;
+    q->n_sm = ((struct qx_cuda *)be)->prop.multiProcessorCount;
+    cudaSetDevice(be->device);
+    cudaError_t e = cudaStreamCreateWithFlags(&q->stream, cudaStreamNonBlocking);
+    if (e == cudaSuccess) {
+        e = cudaMalloc((void **)&q->ws, QX_WS_BYTES);
+    }
+    if (e == cudaSuccess) {
+        e = cudaMalloc((void **)&q->tickets, QX_N_TICKETS * sizeof(unsigned));
+    }
+    if (e == cudaSuccess) {
+        e = cudaMemset(q->tickets, 0, QX_N_TICKETS * sizeof(unsigned));
+    }
+    if (e != cudaSuccess) {
+        cudaGetLastError();
+        cu_queue_destroy(q);
+        return map_error(err, e, "making a queue", be->device);
+    }
+    *out = q;
+    return 0;
+}
+
+static int cu_upload(struct qx_queue *q, void *dst, const void *src, size_t n)
+{
+    cudaSetDevice(q->device);
+    Q_TRY(q, cudaMemcpyAsync(dst, src, n, cudaMemcpyHostToDevice, q->stream));
+    return 0;
+}
+static int cu_download(struct qx_queue *q, void *dst, const void *src, size_t n)
+{
+    cudaSetDevice(q->device);
+    Q_TRY(q, cudaMemcpyAsync(dst, src, n, cudaMemcpyDeviceToHost, q->stream));
+    return 0;
+}
+static int cu_copy(struct qx_queue *q, void *dst, const void *src, size_t n)
+{
+    cudaSetDevice(q->device);
+    Q_TRY(q, cudaMemcpyAsync(dst, src, n, cudaMemcpyDeviceToDevice, q->stream));
+    return 0;
+}
+static int cu_fill(struct qx_queue *q, void *dst, int byte, size_t n)
+{
+    cudaSetDevice(q->device);
+    Q_TRY(q, cudaMemsetAsync(dst, byte, n, q->stream));
+    return 0;
+}
+
+static int cu_queue_error(struct qx_queue *q, struct qx_error *err)
+{
+    if (!q->failed) {
+        return 0;
+    }
+    if (err) {
+        *err = q->first;
+    }
+    return -(int)q->first.code;
+}
+
+static int cu_wait(struct qx_queue *q, struct qx_error *err)
+{
+    cudaSetDevice(q->device);
+    cudaError_t e = cudaStreamSynchronize(q->stream);
+    if (e != cudaSuccess) {
+        qx_queue_fail(q, e, "running what was enqueued");
+    }
+    int r = cu_queue_error(q, err);
+    q->failed = false;
+    return r;
+}
+
+/* ---- graphs --------------------------------------------------------------------------------- */
+
+static int cu_graph_begin(struct qx_queue *q, struct qx_error *err)
+{
+    cudaSetDevice(q->device);
+    cudaError_t e = cudaStreamBeginCapture(q->stream, cudaStreamCaptureModeThreadLocal);
+    if (e != cudaSuccess) {
+        return map_error(err, e, "cudaStreamBeginCapture", q->device);
+    }
+    q->capturing = true;
+    return 0;
+}
+
+static int cu_graph_end(struct qx_queue *q, void **graph, uint64_t *n_nodes, struct qx_error *err)
+{
+    *graph = NULL;
+    cudaSetDevice(q->device);
+    cudaGraph_t g = NULL;
+    q->capturing = false;
+    cudaError_t e = cudaStreamEndCapture(q->stream, &g);
+    if (e != cudaSuccess) {
+        cudaGetLastError();
+        return map_error(err, e, "cudaStreamEndCapture", q->device);
+    }
+    size_t n = 0;
+    cudaGraphExec_t x = NULL;
+    e = cudaGraphGetNodes(g, NULL, &n);
+    if (e == cudaSuccess) {
+        e = cudaGraphInstantiate(&x, g, 0);
+    }
+    cudaGraphDestroy(g);
+    if (e == cudaSuccess) {
+        e = cudaGraphUpload(x, q->stream);
+    }
+    if (e != cudaSuccess) {
+        cudaGetLastError();
+        return map_error(err, e, "cudaGraphInstantiate", q->device);
+    }
+    if (n_nodes) {
+        *n_nodes = n;
+    }
+    *graph = x;
+    return 0;
+}
+
+static int cu_graph_launch(struct qx_queue *q, void *graph)
+{
+    cudaSetDevice(q->device);
+    Q_TRY(q, cudaGraphLaunch((cudaGraphExec_t)graph, q->stream));
+    return 0;
+}
+
+static void cu_graph_destroy(struct qx_backend *be, void *graph)
+{
+    if (graph) {
+        cudaSetDevice(be->device);
+        cudaGraphExecDestroy((cudaGraphExec_t)graph);
+    }
+}
+
+/* ---- open ----------------------------------------------------------------------------------- */
+
+static void cu_destroy(struct qx_backend *be)
+{
+    delete (struct qx_cuda *)be;
+}
+
+extern "C" int qx_backend_cuda_count(void)
+{
+    int n = 0;
+    if (cudaGetDeviceCount(&n) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    return n;
+}
+
+extern "C" int qx_backend_cuda_create(struct qx_backend **out, int device, struct qx_error *err)
+{
+    *out = NULL;
+    int n = 0;
+    cudaError_t e = cudaGetDeviceCount(&n);
+    if (e != cudaSuccess) {
+        cudaGetLastError();
+        if (e == cudaErrorInsufficientDriver || e == cudaErrorNoDevice || e == cudaErrorStubLibrary) {
+            int version = 0;
+            cudaDriverGetVersion(&version);
+            return version == 0
+                       ? qx_fail(err, QX_E_DEVICE, "no-device", "no NVIDIA driver on this machine; use --device cpu")
+                   : e == cudaErrorNoDevice
+                       ? qx_fail(err, QX_E_DEVICE, "no-device", "no GPU on this machine; use --device cpu")
+                       : qx_fail(err, QX_E_DEVICE, "no-device",
+                                 "the NVIDIA driver supports CUDA %d.%d, this program needs %d.%d", version / 1000,
+                                 version % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+        }
+        return map_error(err, e, "cudaGetDeviceCount", device);
+    }
+    if (device < 0 || device >= n) {
+        return qx_fail(err, QX_E_DEVICE, "no-device", "there is no device cuda:%d, %d found", device, n);
+    }
+    struct qx_cuda *c = new (std::nothrow) qx_cuda();
+    if (!c) {
+        return qx_fail_nomem(err);
+    }
+    e = cudaSetDevice(device);
+    if (e == cudaSuccess) {
+        e = cudaGetDeviceProperties(&c->prop, device);
+    }
+    cudaFuncAttributes fa;
+    if (e == cudaSuccess) {
+        extern const void *qx_cuda_probe_kernel(void);
+        e = cudaFuncGetAttributes(&fa, qx_cuda_probe_kernel());
+        if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction) {
+            cudaGetLastError();
+            qx_fail(err, QX_E_DEVICE, "no-kernels",
+                    "cuda:%d is %s (sm_%d%d), for which this program has no kernels; build with -Dgpu_archs",
+                    device, c->prop.name, c->prop.major, c->prop.minor);
+            delete c;
+            return -(int)QX_E_DEVICE;
+        }
+    }
+    if (e != cudaSuccess) {
+        cudaGetLastError();
+        delete c;
+        return map_error(err, e, "opening the device", device);
+    }
+    struct qx_backend *b = &c->be;
+    b->name = "cuda";
+    b->device = device;
+    b->host_memory = false;
+    b->ops = &cuda_ops;
+    b->info = cu_info;
+    b->mem_alloc = cu_mem_alloc;
+    b->mem_free = cu_mem_free;
+    b->host_alloc = cu_host_alloc;
+    b->host_free = cu_host_free;
+    b->queue_create = cu_queue_create;
+    b->queue_destroy = cu_queue_destroy;
+    b->upload = cu_upload;
+    b->download = cu_download;
+    b->copy = cu_copy;
+    b->fill = cu_fill;
+    b->wait = cu_wait;
+    b->queue_error = cu_queue_error;
+    b->graph_begin = cu_graph_begin;
+    b->graph_end = cu_graph_end;
+    b->graph_launch = cu_graph_launch;
+    b->graph_destroy = cu_graph_destroy;
+    b->destroy = cu_destroy;
+    *out = b;
+    return 0;
+}
+
+__global__ void probe_kernel(void)
+{
+}
+const void *qx_cuda_probe_kernel(void)
+{
+    return (const void *)probe_kernel;
+}

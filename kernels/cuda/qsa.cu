@@ -1,0 +1,634 @@
+/* qsa.cu: sparse attention: norms, rope and caches; block scores and selection; attention over the
+ * selected blocks in chunks of 32 positions whose partial results are merged in order, so that a row's
+ * bits depend on neither batch nor launch. */
+#include "common.cuh"
+
+#define QSA_MAX_DIM 256
+
+/* ---- caches --------------------------------------------------------------------------------- */
+
+__device__ __forceinline__ uint64_t kv_slot(const struct qx_kv &kv, int32_t seq, uint32_t p)
+{
+    const int32_t page = __ldcg(kv.page_table + (uint64_t)seq * kv.max_pages + p / kv.page_tokens);
+    return (uint64_t)page * kv.page_tokens + p % kv.page_tokens;
+}
+__device__ __forceinline__ void kv_put(const struct qx_kv &kv, void *base, uint64_t i, float v)
+{
+    if (kv.bf16) {
+        ((uint16_t *)base)[i] = to_bf16(v);
+    } else {
+        ((float *)base)[i] = v;
+    }
+}
+__device__ __forceinline__ float kv_get(const struct qx_kv &kv, const void *base, uint64_t i)
+{
+    return kv.bf16 ? bf16_f(__ldcg((const uint16_t *)base + i)) : __ldcg((const float *)base + i);
+}
+
+/* ---- prepare -------------------------------------------------------------------------------- */
+
+struct prep_args {
+    struct qx_step step;
+    uint32_t n_heads, n_kv, dim, i_heads, i_dim, ratio;
+    const float *in;
+    uint64_t stride;
+    const float *qn, *kn, *iqn, *ikn;
+    float eps;
+    struct qx_rope rope;
+    struct qx_kv kv;
+    float *q, *iq;
+};
+
+/* Norm over n values held in b (shared, one warp), then rope at position p. */
+__device__ void norm_rope(float *b, uint32_t n, const float *w, float eps, const struct qx_rope &rope,
+                          int32_t p, uint32_t lane)
+{
+    float s = 0.0f;
+    for (uint32_t i = lane; i < n; i += 32) {
+        s = fmaf(b[i], b[i], s);
+    }
+    const float r = 1.0f / sqrtf(warp_sum(s) / (float)n + eps);
+    for (uint32_t i = lane; i < n; i += 32) {
+        b[i] = (b[i] * r) * (1.0f + __ldg(w + i));
+    }
+    __syncwarp();
+    const uint32_t half = rope.rotary_dim / 2;
+    for (uint32_t i = lane; i < half; i += 32) {
+        const float ang = (float)p * __ldg(rope.freq + i);
+        float sn, cs;
+        sincosf(ang, &sn, &cs);
+        sn *= rope.scale;
+        cs *= rope.scale;
+        const float x = b[i], y = b[i + half];
+        b[i] = x * cs - y * sn;
+        b[i + half] = y * cs + x * sn;
+    }
+    __syncwarp();
+}
+
+/* A head a warp: queries, keys, values, index queries, the index key. */
+__global__ void __launch_bounds__(128) qsa_prepare(const __grid_constant__ prep_args a)
+{
+    __shared__ float buf[4][QSA_MAX_DIM];
+    pdl_next();
+    pdl_wait();
+    const uint32_t r = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    const uint32_t task = blockIdx.y * 4 + warp;
+    const int32_t pos = __ldcg(a.step.pos + r);
+    float *b = buf[warp];
+    if (pos < 0) {
+        return;
+    }
+    const float *in = a.in + (uint64_t)r * a.stride;
+    const uint32_t kv0 = a.n_heads * 2 * a.dim, v0 = kv0 + a.n_kv * a.dim, x0 = v0 + a.n_kv * a.dim;
+    const int32_t seq = __ldcg(a.step.seq + r);
+    uint32_t t = task;
+    if (t < a.n_heads) {
+        for (uint32_t i = lane; i < a.dim; i += 32) {
+            b[i] = __ldcg(in + t * 2 * a.dim + i);
+        }
+        __syncwarp();
+        norm_rope(b, a.dim, a.qn, a.eps, a.rope, pos, lane);
+        for (uint32_t i = lane; i < a.dim; i += 32) {
+            a.q[((uint64_t)r * a.n_heads + t) * a.dim + i] = b[i];
+        }
+        return;
+    }
+    t -= a.n_heads;
+    if (t < a.n_kv) {
+        for (uint32_t i = lane; i < a.dim; i += 32) {
+            b[i] = __ldcg(in + kv0 + t * a.dim + i);
+        }
+        __syncwarp();
+        norm_rope(b, a.dim, a.kn, a.eps, a.rope, pos, lane);
+        const uint64_t at = (kv_slot(a.kv, seq, (uint32_t)pos) * a.n_kv + t) * a.dim;
+        for (uint32_t i = lane; i < a.dim; i += 32) {
+            kv_put(a.kv, a.kv.k, at + i, b[i]);
+        }
+        return;
+    }
+    t -= a.n_kv;
+    if (t < a.n_kv) {
+        const uint64_t at = (kv_slot(a.kv, seq, (uint32_t)pos) * a.n_kv + t) * a.dim;
+        for (uint32_t i = lane; i < a.dim; i += 32) {
+            kv_put(a.kv, a.kv.v, at + i, __ldcg(in + v0 + t * a.dim + i));
+        }
+        return;
+    }
+    t -= a.n_kv;
+    if (t < a.i_heads) {
+        for (uint32_t i = lane; i < a.i_dim; i += 32) {
+            b[i] = __ldcg(in + x0 + t * a.i_dim + i);
+        }
+        __syncwarp();
+        norm_rope(b, a.i_dim, a.iqn, a.eps, a.rope, pos, lane);
+        for (uint32_t i = lane; i < a.i_dim; i += 32) {
+            a.iq[((uint64_t)r * a.i_heads + t) * a.i_dim + i] = b[i];
+        }
+        return;
+    }
+    t -= a.i_heads;
+    if (t != 0) {
+        return;
+    }
+    const uint32_t k0 = x0 + a.i_heads * a.i_dim;
+    const uint64_t at = kv_slot(a.kv, seq, (uint32_t)pos) * a.i_dim;
+    for (uint32_t i = lane; i < a.i_dim; i += 32) {
+        kv_put(a.kv, a.kv.raw, at + i, __ldcg(in + k0 + i));
+    }
+    if (((uint32_t)pos + 1) % a.ratio) {
+        return;
+    }
+    /* the block is complete: raw keys of this step's rows from their projections, rounded as the cache
+     * rounds them, older ones from the cache */
+    const uint32_t first = (uint32_t)__ldcg(a.step.first + r), p0 = (uint32_t)pos + 1 - a.ratio;
+    for (uint32_t i = lane; i < a.i_dim; i += 32) {
+        float s = 0.0f;
+        for (uint32_t j = 0; j < a.ratio; ++j) {
+            const uint32_t back = a.ratio - 1 - j;
+            float v;
+            if (r - first >= back) {
+                v = __ldcg(a.in + (uint64_t)(r - back) * a.stride + k0 + i);
+                v = a.kv.bf16 ? bf16_f(to_bf16(v)) : v;
+            } else {
+                v = kv_get(a.kv, a.kv.raw, kv_slot(a.kv, seq, p0 + j) * a.i_dim + i);
+            }
+            s += v;
+        }
+        b[i] = s / (float)a.ratio;
+    }
+    __syncwarp();
+    norm_rope(b, a.i_dim, a.ikn, a.eps, a.rope, (int32_t)p0, lane);
+    const uint64_t slot = kv_slot(a.kv, seq, p0) / a.ratio;
+    for (uint32_t i = lane; i < a.i_dim; i += 32) {
+        kv_put(a.kv, a.kv.pooled, slot * a.i_dim + i, b[i]);
+    }
+}
+
+extern "C" int qx_cuda_qsa_prepare(struct qx_queue *q, const struct qx_op_qsa_prepare *o)
+{
+    if (o->head_dim > QSA_MAX_DIM || o->i_dim > QSA_MAX_DIM || o->rope.rotary_dim > o->i_dim) {
+        return qx_queue_refuse(q, "qsa_prepare", "head dimensions above 256");
+    }
+    prep_args a = {*o->step, o->n_heads, o->n_kv_heads, o->head_dim, o->i_heads, o->i_dim, o->ratio,
+                   o->in,    o->in_stride, o->q_norm,   o->k_norm,   o->iq_norm, o->ik_norm, o->eps,
+                   o->rope,  o->kv,      o->q,          o->iq};
+    const uint32_t tasks = o->n_heads + 2 * o->n_kv_heads + o->i_heads + 1;
+    return launch(q, "qsa_prepare", qsa_prepare, dim3(o->step->n_rows, (tasks + 3) / 4), dim3(128), 0, a);
+}
+
+/* ---- selection ------------------------------------------------------------------------------ */
+
+#define SEL_T 512
+
+struct sel_args {
+    struct qx_step step;
+    uint32_t i_heads, i_dim, ratio, budget, max_blocks;
+    const float *iq;
+    struct qx_kv kv;
+    float *scores;
+    int32_t *block, *n_block;
+    unsigned *tickets;
+};
+
+__device__ __forceinline__ uint32_t score_key(float f)
+{
+    const uint32_t u = __float_as_uint(f);
+    return (u & 0x80000000u) ? ~u : u | 0x80000000u;
+}
+
+/* Inclusive sum over the block's threads; returns this thread's, total in *all. */
+__device__ uint32_t block_scan(uint32_t v, uint32_t *warp_sums, uint32_t *all)
+{
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int i = 1; i < 32; i <<= 1) {
+        const uint32_t o = __shfl_up_sync(0xffffffffu, v, i);
+        v += lane >= (uint32_t)i ? o : 0;
+    }
+    __syncthreads();
+    if (lane == 31) {
+        warp_sums[warp] = v;
+    }
+    __syncthreads();
+    uint32_t before = 0, total = 0;
+    for (uint32_t i = 0; i < SEL_T / 32; ++i) {
+        before += i < warp ? warp_sums[i] : 0;
+        total += warp_sums[i];
+    }
+    *all = total;
+    return v + before;
+}
+
+/* The `k` largest of n scores, ties to the lower number, ascending. All threads of one block. */
+__device__ void select_blocks(const float *score, uint32_t n, uint32_t k, int32_t *out)
+{
+    __shared__ uint32_t hist[2048];
+    __shared__ uint32_t sums[SEL_T / 32];
+    __shared__ uint32_t s_bin, s_left;
+    const uint32_t tid = threadIdx.x;
+    uint32_t prefix = 0, have = 0, left = k;
+    /* the key of the k-th largest, eleven, eleven and ten bits at a time */
+    const int shift[3] = {21, 10, 0}, width[3] = {11, 11, 10};
+    for (int pass = 0; pass < 3; ++pass) {
+        for (uint32_t i = tid; i < 2048; i += SEL_T) {
+            hist[i] = 0;
+        }
+        __syncthreads();
+        for (uint32_t i = tid * 4; i < n; i += SEL_T * 4) {
+            float4 s = make_float4(0, 0, 0, 0);
+            if (i + 4 <= n) {
+                s = __ldcg((const float4 *)(score + i));
+            } else {
+                s.x = __ldcg(score + i);
+                s.y = i + 1 < n ? __ldcg(score + i + 1) : 0.0f;
+                s.z = i + 2 < n ? __ldcg(score + i + 2) : 0.0f;
+            }
+            const float v[4] = {s.x, s.y, s.z, s.w};
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const uint32_t key = score_key(v[e]);
+                if (i + e < n && (have == 0 || (key >> (32 - have)) == prefix)) {
+                    atomicAdd(&hist[(key >> shift[pass]) & ((1u << width[pass]) - 1)], 1u);
+                }
+            }
+        }
+        __syncthreads();
+        /* thread t owns bins 2047 - 4t .. 2044 - 4t: counts from the top */
+        uint32_t h[4], sum = 0, total;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            h[e] = hist[2047 - (tid * 4 + e)];
+            sum += h[e];
+        }
+        const uint32_t incl = block_scan(sum, sums, &total);
+        uint32_t above = incl - sum;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            if (above < left && above + h[e] >= left) {
+                s_bin = 2047 - (tid * 4 + e);
+                s_left = left - above;
+            }
+            above += h[e];
+        }
+        __syncthreads();
+        prefix = (prefix << width[pass]) | s_bin;
+        have += width[pass];
+        left = s_left;
+        __syncthreads();
+    }
+    /* `left` of those equal to the key are taken, lowest numbers first */
+    const uint32_t per = ((n + SEL_T - 1) / SEL_T + 3) / 4 * 4, b0 = tid * per,
+                   b1 = b0 + per < n ? b0 + per : n;
+    uint32_t gt = 0, eq = 0, all;
+    for (uint32_t i = b0; i < b1; ++i) {
+        const uint32_t key = score_key(__ldcg(score + i));
+        gt += key > prefix;
+        eq += key == prefix;
+    }
+    const uint32_t eq_before = block_scan(eq, sums, &all) - eq;
+    const uint32_t take = eq_before >= left ? 0 : left - eq_before < eq ? left - eq_before : eq;
+    uint32_t at = block_scan(gt + take, sums, &all) - (gt + take), taken = 0;
+    for (uint32_t i = b0; i < b1; ++i) {
+        const uint32_t key = score_key(__ldcg(score + i));
+        if (key > prefix || (key == prefix && taken++ < take)) {
+            out[at++] = (int32_t)i;
+        }
+    }
+}
+
+template <int HEADS> __global__ void __launch_bounds__(SEL_T) qsa_select(const __grid_constant__ sel_args a)
+{
+    __shared__ float iq[HEADS * QSA_MAX_DIM];
+    __shared__ bool last;
+    pdl_next();
+    pdl_wait();
+    const uint32_t r = blockIdx.y, tid = threadIdx.x, lane = tid & 31;
+    const int32_t pos = __ldcg(a.step.pos + r);
+    if (pos < 0) {
+        if (blockIdx.x == 0 && tid == 0) {
+            a.n_block[r] = 0;
+        }
+        return;
+    }
+    const uint32_t nb = ((uint32_t)pos + 1) / a.ratio;
+    int32_t *out = a.block + (uint64_t)r * a.budget;
+    if (nb <= a.budget) {
+        if (blockIdx.x == 0) {
+            for (uint32_t i = tid; i < nb; i += SEL_T) {
+                out[i] = (int32_t)i;
+            }
+            if (tid == 0) {
+                a.n_block[r] = (int32_t)nb;
+            }
+        }
+        return;
+    }
+    for (uint32_t i = tid; i < HEADS * a.i_dim; i += SEL_T) {
+        iq[i] = __ldcg(a.iq + (uint64_t)r * HEADS * a.i_dim + i);
+    }
+    __syncthreads();
+    const int32_t seq = __ldcg(a.step.seq + r);
+    /* eight lanes a block of positions; lane l has dims 4 l .. 4 l + 3 of each 32 */
+    const uint32_t l = lane & 7, per_page = a.kv.page_tokens / a.ratio;
+    float *score = a.scores + (uint64_t)r * a.max_blocks;
+    const uint32_t step = gridDim.x * (SEL_T / 8);
+    const uint32_t rounds = (nb + step - 1) / step;
+    for (uint32_t i = 0; i < rounds; ++i) {
+        const uint32_t b = i * step + blockIdx.x * (SEL_T / 8) + tid / 8;
+        float s[HEADS] = {};
+        if (b < nb) {
+            const int32_t page =
+                __ldcg(a.kv.page_table + (uint64_t)seq * a.kv.max_pages + b / per_page);
+            const uint64_t at = ((uint64_t)page * per_page + b % per_page) * a.i_dim;
+            for (uint32_t d = l * 4; d < a.i_dim; d += 32) {
+                float4 k;
+                if (a.kv.bf16) {
+                    const uint2 p = __ldcg((const uint2 *)((const uint16_t *)a.kv.pooled + at + d));
+                    k = make_float4(bf16_lo(p.x), bf16_hi(p.x), bf16_lo(p.y), bf16_hi(p.y));
+                } else {
+                    k = __ldcg((const float4 *)((const float *)a.kv.pooled + at + d));
+                }
+#pragma unroll
+                for (int h = 0; h < HEADS; ++h) {
+                    const float4 v = *(const float4 *)&iq[h * a.i_dim + d];
+                    s[h] = fmaf(v.x, k.x, s[h]);
+                    s[h] = fmaf(v.y, k.y, s[h]);
+                    s[h] = fmaf(v.z, k.z, s[h]);
+                    s[h] = fmaf(v.w, k.w, s[h]);
+                }
+            }
+        }
+        float sum = 0.0f;
+#pragma unroll
+        for (int h = 0; h < HEADS; ++h) {
+            s[h] += __shfl_xor_sync(0xffffffffu, s[h], 1);
+            s[h] += __shfl_xor_sync(0xffffffffu, s[h], 2);
+            s[h] += __shfl_xor_sync(0xffffffffu, s[h], 4);
+            sum += s[h] > 0.0f || isnan(s[h]) ? s[h] : 0.0f;
+        }
+        if (l == 0 && b < nb) {
+            score[b] = sum;
+        }
+    }
+    __threadfence();
+    __syncthreads();
+    if (tid == 0) {
+        last = atomicAdd(a.tickets + r, 1u) == gridDim.x - 1;
+        if (last) {
+            a.tickets[r] = 0;
+            a.n_block[r] = (int32_t)a.budget;
+        }
+    }
+    __syncthreads();
+    if (last) {
+        __threadfence();
+        select_blocks(score, nb, a.budget, out);
+    }
+}
+
+extern "C" int qx_cuda_qsa_select(struct qx_queue *q, const struct qx_op_qsa_select *o)
+{
+    const uint32_t n = o->step->n_rows;
+    if (n > QX_N_TICKETS || o->i_dim % 32 || o->i_dim > QSA_MAX_DIM || o->max_blocks % 4) {
+        return qx_queue_refuse(q, "qsa_select", "index dimension no multiple of 32, max_blocks none of 4, or too many rows");
+    }
+    sel_args a = {*o->step, o->i_heads, o->i_dim, o->ratio,   o->budget_blocks, o->max_blocks, o->iq, o->kv,
+                  o->scores, o->block,  o->n_block, q->tickets};
+    uint32_t blocks = (o->max_blocks + SEL_T / 8 - 1) / (SEL_T / 8);
+    const uint32_t most = n == 1 ? (uint32_t)q->n_sm : n <= 8 ? 32 : 4;
+    blocks = o->max_blocks <= o->budget_blocks ? 1 : blocks < most ? blocks : most;
+    const dim3 grid(blocks ? blocks : 1, n);
+    switch (o->i_heads) {
+    case 1: return launch(q, "qsa_select", qsa_select<1>, grid, dim3(SEL_T), 0, a);
+    case 2: return launch(q, "qsa_select", qsa_select<2>, grid, dim3(SEL_T), 0, a);
+    case 4: return launch(q, "qsa_select", qsa_select<4>, grid, dim3(SEL_T), 0, a);
+    case 8: return launch(q, "qsa_select", qsa_select<8>, grid, dim3(SEL_T), 0, a);
+    default: return qx_queue_refuse(q, "qsa_select", "index heads other than 1, 2, 4, 8");
+    }
+}
+
+/* ---- attention ------------------------------------------------------------------------------ */
+
+#define ATT_D 256   /* head dimension */
+#define ATT_P 32    /* positions a chunk */
+#define ATT_MAX_G 16
+
+struct att_args {
+    struct qx_step step;
+    uint32_t n_heads, n_kv, ratio, budget, chunks;
+    const float *q, *in;
+    uint64_t stride;
+    struct qx_kv kv;
+    const int32_t *block, *n_block;
+    float *o;
+    uint32_t row0;
+    float *part; /* [row of the launch, kv head, chunk, group, ATT_D + 2] */
+};
+
+/* Number of attended positions of row r, and the index-th of them. */
+__device__ __forceinline__ uint32_t att_count(const att_args &a, uint32_t r, int32_t pos)
+{
+    return (uint32_t)__ldcg(a.n_block + r) * a.ratio + ((uint32_t)pos + 1) % a.ratio;
+}
+
+template <int G> __global__ void __launch_bounds__(256) qsa_attend(const __grid_constant__ att_args a)
+{
+    __shared__ __align__(16) float q[G][ATT_D];
+    __shared__ __align__(16) float sc[ATT_P][(G + 3) / 4 * 4];
+    __shared__ uint64_t at[ATT_P];
+    pdl_next();
+    pdl_wait();
+    const uint32_t chunk = blockIdx.x, kvh = blockIdx.y, r = a.row0 + blockIdx.z;
+    const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31;
+    const int32_t pos = __ldcg(a.step.pos + r);
+    if (pos < 0) {
+        return;
+    }
+    const uint32_t n = att_count(a, r, pos);
+    if (chunk * ATT_P >= n) {
+        return;
+    }
+    const uint32_t cnt = n - chunk * ATT_P < ATT_P ? n - chunk * ATT_P : ATT_P;
+    for (uint32_t i = tid; i < G * ATT_D / 4; i += 256) {
+        const uint32_t h = i / (ATT_D / 4);
+        ((float4 *)q)[i] = __ldcg((const float4 *)(a.q + ((uint64_t)r * a.n_heads + kvh * G + h) * ATT_D) +
+                                  (i - h * (ATT_D / 4)));
+    }
+    if (tid < ATT_P) {
+        const uint32_t i = chunk * ATT_P + tid, nb = (uint32_t)__ldcg(a.n_block + r);
+        uint32_t p = 0;
+        if (tid < cnt) {
+            p = i < nb * a.ratio
+                    ? (uint32_t)__ldcg(a.block + (uint64_t)r * a.budget + i / a.ratio) * a.ratio + i % a.ratio
+                    : ((uint32_t)pos + 1) / a.ratio * a.ratio + (i - nb * a.ratio);
+        }
+        at[tid] = tid < cnt ? (kv_slot(a.kv, __ldcg(a.step.seq + r), p) * a.n_kv + kvh) * ATT_D : 0;
+    }
+    __syncthreads();
+    /* scores: a warp takes positions warp, warp + 8, ..; a lane eight dims */
+    float k[4][8];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t p = warp + 8 * i;
+        if (p < cnt) {
+            if (a.kv.bf16) {
+                const uint4 v = __ldcg((const uint4 *)((const uint16_t *)a.kv.k + at[p]) + lane);
+                k[i][0] = bf16_lo(v.x), k[i][1] = bf16_hi(v.x), k[i][2] = bf16_lo(v.y);
+                k[i][3] = bf16_hi(v.y), k[i][4] = bf16_lo(v.z), k[i][5] = bf16_hi(v.z);
+                k[i][6] = bf16_lo(v.w), k[i][7] = bf16_hi(v.w);
+            } else {
+                const float4 *s = (const float4 *)((const float *)a.kv.k + at[p]) + 2 * lane;
+                const float4 u = __ldcg(s), v = __ldcg(s + 1);
+                k[i][0] = u.x, k[i][1] = u.y, k[i][2] = u.z, k[i][3] = u.w;
+                k[i][4] = v.x, k[i][5] = v.y, k[i][6] = v.z, k[i][7] = v.w;
+            }
+        } else {
+#pragma unroll
+            for (int e = 0; e < 8; ++e) {
+                k[i][e] = 0.0f;
+            }
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < G; ++h) {
+        const float4 u = *(const float4 *)&q[h][lane * 8], v = *(const float4 *)&q[h][lane * 8 + 4];
+        float s[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            s[i] = fmaf(u.x, k[i][0], fmaf(u.y, k[i][1], fmaf(u.z, k[i][2], u.w * k[i][3])));
+            s[i] = fmaf(v.x, k[i][4], fmaf(v.y, k[i][5], fmaf(v.z, k[i][6], fmaf(v.w, k[i][7], s[i]))));
+        }
+        /* four sums over the warp: halve the number of values twice, then finish one a lane */
+        const bool b4 = lane & 16, b3 = lane & 8;
+        float x0 = b4 ? s[2] : s[0], x1 = b4 ? s[3] : s[1];
+        x0 += __shfl_xor_sync(0xffffffffu, b4 ? s[0] : s[2], 16);
+        x1 += __shfl_xor_sync(0xffffffffu, b4 ? s[1] : s[3], 16);
+        float x = b3 ? x1 : x0;
+        x += __shfl_xor_sync(0xffffffffu, b3 ? x0 : x1, 8);
+        x += __shfl_xor_sync(0xffffffffu, x, 4);
+        x += __shfl_xor_sync(0xffffffffu, x, 2);
+        x += __shfl_xor_sync(0xffffffffu, x, 1);
+        if ((lane & 7) == 0) {
+            const uint32_t p = warp + 8 * ((b4 ? 2 : 0) + (b3 ? 1 : 0));
+            sc[p][h] = p < cnt ? x * 0.0625f : -INFINITY;
+        }
+    }
+    __syncthreads();
+    float *part = a.part + (((uint64_t)blockIdx.z * a.n_kv + kvh) * a.chunks + chunk) * G * (ATT_D + 2);
+    for (uint32_t h = warp; h < G; h += 8) {
+        const float s = sc[lane][h];
+        const float m = warp_max(s);
+        const bool nan = __any_sync(0xffffffffu, isnan(s));
+        const float e = nan ? __uint_as_float(0x7fc00000u) : expf(s - m);
+        const float l = warp_sum(e);
+        sc[lane][h] = lane < cnt ? e : 0.0f;
+        if (lane == 0) {
+            part[h * (ATT_D + 2) + ATT_D] = m;
+            part[h * (ATT_D + 2) + ATT_D + 1] = l;
+        }
+    }
+    __syncthreads();
+    float o[G] = {};
+#pragma unroll 8
+    for (uint32_t p = 0; p < cnt; ++p) {
+        const float v = a.kv.bf16 ? bf16_f(__ldcg((const uint16_t *)a.kv.v + at[p] + tid))
+                                  : __ldcg((const float *)a.kv.v + at[p] + tid);
+#pragma unroll
+        for (int h = 0; h < G; ++h) {
+            o[h] = fmaf(sc[p][h], v, o[h]);
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < G; ++h) {
+        part[h * (ATT_D + 2) + tid] = o[h];
+    }
+}
+
+/* Chunks in order, then the output gate. */
+__global__ void __launch_bounds__(256) qsa_merge(const __grid_constant__ att_args a)
+{
+    extern __shared__ float w[];
+    pdl_next();
+    pdl_wait();
+    const uint32_t h = blockIdx.x, r = a.row0 + blockIdx.y, G = a.n_heads / a.n_kv, kvh = h / G, d = threadIdx.x;
+    const int32_t pos = __ldcg(a.step.pos + r);
+    float *out = a.o + ((uint64_t)r * a.n_heads + h) * ATT_D + d;
+    if (pos < 0) {
+        *out = 0.0f;
+        return;
+    }
+    const uint32_t n = (att_count(a, r, pos) + ATT_P - 1) / ATT_P;
+    const uint64_t cs = (uint64_t)G * (ATT_D + 2);
+    const float *part = a.part + ((uint64_t)blockIdx.y * a.n_kv + kvh) * a.chunks * cs +
+                        (uint64_t)(h - kvh * G) * (ATT_D + 2);
+    for (uint32_t c = d; c < n; c += 256) {
+        w[c] = __ldcg(part + c * cs + ATT_D);
+    }
+    __syncthreads();
+    float m = -INFINITY;
+    for (uint32_t c = 0; c < n; ++c) {
+        m = fmaxf(m, w[c]);
+    }
+    float o = 0.0f, l = 0.0f;
+#pragma unroll 8
+    for (uint32_t c = 0; c < n; ++c) {
+        const float f = expf(w[c] - m);
+        o = fmaf(f, __ldcg(part + c * cs + d), o);
+        l = fmaf(f, __ldcg(part + c * cs + ATT_D + 1), l);
+    }
+    const float gate = __ldcg(a.in + (uint64_t)r * a.stride + (2 * h + 1) * ATT_D + d);
+    *out = o / l * sigmoid_f(gate);
+}
+
+template <int G> static int attend(struct qx_queue *q, att_args a, uint32_t n)
+{
+    const uint64_t row = (uint64_t)a.n_heads * a.chunks * (ATT_D + 2) * 4;
+    uint64_t slab = QX_WS_BYTES / row;
+    slab = slab > 32768 ? 32768 : slab;
+    a.part = (float *)q->ws;
+    for (a.row0 = 0; a.row0 < n; a.row0 += (uint32_t)slab) {
+        const uint32_t rows = n - a.row0 < slab ? n - a.row0 : (uint32_t)slab;
+        int r = launch(q, "qsa_attend", qsa_attend<G>, dim3(a.chunks, a.n_kv, rows), dim3(256), 0, a);
+        r = r ? r : launch(q, "qsa_attend", qsa_merge, dim3(a.n_heads, rows), dim3(256), a.chunks * 4, a);
+        if (r) {
+            return r;
+        }
+    }
+    return 0;
+}
+
+extern "C" int qx_cuda_qsa_attend(struct qx_queue *q, const struct qx_op_qsa_attend *o)
+{
+    if (o->step->n_rows == 0) {
+        return 0;
+    }
+    if (o->head_dim != ATT_D || o->n_kv_heads == 0 || o->n_heads % o->n_kv_heads) {
+        return qx_queue_refuse(q, "qsa_attend", "head dimension other than 256");
+    }
+    att_args a = {};
+    a.step = *o->step;
+    a.n_heads = o->n_heads;
+    a.n_kv = o->n_kv_heads;
+    a.ratio = o->ratio;
+    a.budget = o->budget_blocks;
+    a.chunks = (o->budget_blocks * o->ratio + o->ratio - 1 + ATT_P - 1) / ATT_P;
+    a.q = o->q;
+    a.in = o->in;
+    a.stride = o->in_stride;
+    a.kv = o->kv;
+    a.block = o->block;
+    a.n_block = o->n_block;
+    a.o = o->o;
+    switch (o->n_heads / o->n_kv_heads) {
+    case 1: return attend<1>(q, a, o->step->n_rows);
+    case 2: return attend<2>(q, a, o->step->n_rows);
+    case 3: return attend<3>(q, a, o->step->n_rows);
+    case 4: return attend<4>(q, a, o->step->n_rows);
+    case 6: return attend<6>(q, a, o->step->n_rows);
+    case 8: return attend<8>(q, a, o->step->n_rows);
+    case 12: return attend<12>(q, a, o->step->n_rows);
+    case 16: return attend<16>(q, a, o->step->n_rows);
+    default: return qx_queue_refuse(q, "qsa_attend", "query heads a key head other than 1, 2, 3, 4, 6, 8, 12, 16");
+    }
+}
