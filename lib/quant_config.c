@@ -420,7 +420,9 @@ static void read_entries(struct qreader *r, struct qx_quant_home *h, const struc
         check_group(r, v->key, e);
     }
     h->n_entries = n;
-    qsort(h->entries, n, sizeof(h->entries[0]), entry_cmp);
+    if (n > 1) {
+        qsort(h->entries, n, sizeof(h->entries[0]), entry_cmp);
+    }
     for (size_t i = 0; i < n; i++) {
         h->order[i] = &h->entries[i];
     }

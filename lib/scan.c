@@ -702,7 +702,9 @@ static void prepare(struct pass *p)
 {
     struct qx_scan *s = p->s;
     size_t k = 0;
-    qsort(s->items, s->n_items, sizeof *s->items, by_place);
+    if (s->n_items > 1) {
+        qsort(s->items, s->n_items, sizeof *s->items, by_place);
+    }
     for (size_t f = 0; f < s->n_files; ++f) {
         struct stat st;
         uint64_t end = 0;

@@ -71,7 +71,9 @@ static int by_value(const void *pa, const void *pb)
 static void row_sort(struct row_list *l)
 {
     size_t k = 0;
-    qsort(l->v, l->n, sizeof *l->v, by_value);
+    if (l->n > 1) {
+        qsort(l->v, l->n, sizeof *l->v, by_value);
+    }
     for (size_t i = 0; i < l->n; ++i) {
         if (k == 0 || l->v[i] != l->v[k - 1]) {
             l->v[k++] = l->v[i];
