@@ -225,6 +225,7 @@ static int store(struct scan *s, const struct opt *o, const char *shown, const c
         for (const char *const *c = o->choices; *c; c++) {
             if (!strcmp(*c, value)) {
                 *(const char **)o->dest = value;
+                qx_buf_fini(&b);
                 return 0;
             }
             qx_buf_fmt(&b, "%s%s", c == o->choices ? "" : c[1] ? ", " : " or ", *c);

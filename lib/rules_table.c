@@ -53,7 +53,7 @@ static void shard_missing(struct qx_headers_check *k, const struct qx_table *t, 
     if (count && !k->foreign_table && !listed_absent(k, t->module)) {
         char expected[48];
         snprintf(expected, sizeof expected, "shards 0 to %" PRIu32, n - 1);
-        qx_buf_fmt(&text, "missing shards of the table: %s", list.p ? list.p : "");
+        qx_buf_fmt(&text, "missing shards of the table: %s", qx_buf_cstr(&list));
         qx_findings_add(k->fs, &QX_REPORT("ple-shard-missing", QX_ERROR, .tensor = t->module,
                                           .expected = expected, .found = qx_buf_cstr(&list),
                                           .text = qx_buf_cstr(&text), .count = count));
