@@ -6,22 +6,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-static _Atomic uint64_t live_blocks;
+static _Atomic uint64_t live_blocks, total_calls, failed_calls;
 static _Atomic uint64_t fail_countdown; /* 0: off; 1: the next one fails */
 static _Atomic bool fail_sticky;
 
 static bool must_fail(void)
 {
+    atomic_fetch_add_explicit(&total_calls, 1, memory_order_relaxed);
     uint64_t left = atomic_load_explicit(&fail_countdown, memory_order_relaxed);
-    while (left != 0) {
-        if (left == 1 && atomic_load(&fail_sticky)) {
-            return true;
+    bool fail = false;
+    while (left != 0 && !fail) {
+        fail = left == 1;
+        if ((fail && atomic_load(&fail_sticky)) ||
+            atomic_compare_exchange_weak(&fail_countdown, &left, left - 1)) {
+            break;
         }
-        if (atomic_compare_exchange_weak(&fail_countdown, &left, left - 1)) {
-            return left == 1;
-        }
+        fail = false;
     }
-    return false;
+    if (fail) {
+        atomic_fetch_add_explicit(&failed_calls, 1, memory_order_relaxed);
+    }
+    return fail;
 }
 
 void *qx_malloc(size_t n)
@@ -111,6 +116,7 @@ bool qx_grow(void **p, size_t *cap, size_t need, size_t size)
 
 void qx_alloc_fail_at(uint64_t n, bool sticky)
 {
+    atomic_store(&failed_calls, 0);
     atomic_store(&fail_sticky, sticky);
     atomic_store(&fail_countdown, n);
 }
@@ -118,6 +124,16 @@ void qx_alloc_fail_at(uint64_t n, bool sticky)
 uint64_t qx_alloc_live(void)
 {
     return atomic_load(&live_blocks);
+}
+
+uint64_t qx_alloc_total(void)
+{
+    return atomic_load(&total_calls);
+}
+
+uint64_t qx_alloc_failed(void)
+{
+    return atomic_load(&failed_calls);
 }
 
 struct chunk {

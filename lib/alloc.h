@@ -17,7 +17,9 @@ bool qx_grow(void **p, size_t *cap, size_t need, size_t size);
 
 /* Tests: the n-th allocation from now fails (0 = never), and every later one too when `sticky`. */
 void qx_alloc_fail_at(uint64_t n, bool sticky);
-uint64_t qx_alloc_live(void); /* blocks allocated and not yet freed */
+uint64_t qx_alloc_live(void);   /* blocks allocated and not yet freed */
+uint64_t qx_alloc_total(void);  /* allocations asked for so far */
+uint64_t qx_alloc_failed(void); /* of these, how many were made to fail since the last qx_alloc_fail_at */
 
 struct qx_arena; /* pieces live until the arena is destroyed; not thread safe */
 struct qx_arena *qx_arena_create(void);

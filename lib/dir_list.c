@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -230,47 +231,40 @@ static bool partial_at(const char *path, char *out, size_t cap)
     return true;
 }
 
+/* Paths too long for the buffer are not looked at: this only adds a hint. */
 static bool partial_in_hub_folder(const char *dir, const char *name, char *out, size_t cap)
 {
-    struct qx_buf path = {0};
+    char path[PATH_MAX];
     bool found = false;
-    qx_buf_fmt(&path, "%s/.cache/huggingface/download", dir);
-    const char *folder = qx_buf_cstr(&path);
-    DIR *d = folder ? opendir(folder) : NULL;
-    size_t n = path.n;
+    int n = snprintf(path, sizeof path, "%s/.cache/huggingface/download", dir);
+    DIR *d = n > 0 && (size_t)n < sizeof path ? opendir(path) : NULL;
     for (const struct dirent *e; d && !found && (e = readdir(d)) != NULL;) {
         if (qx_str_starts(e->d_name, name) && qx_str_ends(e->d_name, ".incomplete")) {
-            path.n = n;
-            qx_buf_fmt(&path, "/%s", e->d_name);
-            const char *p = qx_buf_cstr(&path);
-            found = p && partial_at(p, out, cap);
+            int k = snprintf(path + n, sizeof path - (size_t)n, "/%s", e->d_name);
+            found = k > 0 && (size_t)(n + k) < sizeof path && partial_at(path, out, cap);
         }
     }
     if (d) {
         closedir(d);
     }
-    qx_buf_fini(&path);
     return found;
 }
 
 bool qx_dir_partial(const char *dir, const char *name, const char *link_target, char *out, size_t cap)
 {
     static const char *const suffix[] = {".incomplete", ".part", ".aria2", ".crdownload"};
-    struct qx_buf path = {0};
-    bool found = false;
-    for (size_t i = 0; i < 2 * QX_ARRAY_LEN(suffix) && !found; i++) {
+    char path[PATH_MAX];
+    for (size_t i = 0; i < 2 * QX_ARRAY_LEN(suffix); i++) {
         const char *base = i < QX_ARRAY_LEN(suffix) ? name : link_target;
-        path.n = 0;
         if (!base) {
             break;
         }
-        if (base[0] != '/') {
-            qx_buf_fmt(&path, "%s/", dir);
+        bool absolute = base[0] == '/';
+        int n = snprintf(path, sizeof path, "%s%s%s%s", absolute ? "" : dir, absolute ? "" : "/", base,
+                         suffix[i % QX_ARRAY_LEN(suffix)]);
+        if (n > 0 && (size_t)n < sizeof path && partial_at(path, out, cap)) {
+            return true;
         }
-        qx_buf_fmt(&path, "%s%s", base, suffix[i % QX_ARRAY_LEN(suffix)]);
-        const char *p = qx_buf_cstr(&path);
-        found = p && partial_at(p, out, cap);
     }
-    qx_buf_fini(&path);
-    return found || partial_in_hub_folder(dir, name, out, cap);
+    return partial_in_hub_folder(dir, name, out, cap);
 }

@@ -248,6 +248,7 @@ static void report_twice(struct parser *p, const struct qx_index_entry *a, const
     qx_buf_str(&key, "weight_map.");
     qx_buf_str(&key, b->name);
     const char *k = qx_buf_cstr(&key);
+    p->nomem |= !k;
     report(p, "json-duplicate-key", same ? QX_NOTE : QX_ERROR, k ? k : b->name, QX_NO_OFF,
            p->x->files[a->file].name, p->x->files[b->file].name, same ? "same" : "different",
            same ? "the index names this tensor twice, with the same file"

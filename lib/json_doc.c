@@ -226,7 +226,7 @@ int qx_json_doc_parse(struct qx_json_doc *doc, const char *text, size_t n, const
     if (root && !b.nomem && qx_json_next(&b.pull) != QX_JSON_END) {
         root = NULL;
     }
-    if (b.nomem || (fs && qx_findings_failed(fs))) {
+    if (b.nomem || b.path.failed || b.pull.err.code == QX_E_NOMEM || (fs && qx_findings_failed(fs))) {
         rc = qx_fail_nomem(err);
     } else if (!root) {
         uint64_t line = 0;

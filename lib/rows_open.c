@@ -346,9 +346,10 @@ int qx_rows_open_table(struct qx_rows **out, const struct qx_ckpt *ck, struct qx
     return 0;
 }
 
-/* The module whose weight t is, if any. */
-static const struct qx_module *module_of(const struct qx_ckpt *ck, const struct qx_tensor *t)
+/* The module whose weight t is, NULL if none. False: no memory. */
+static bool module_of(const struct qx_ckpt *ck, const struct qx_tensor *t, const struct qx_module **out)
 {
+    *out = NULL;
     static const char *const leaves[] = {".weight", ".weight_packed", ""};
     const struct qx_resolved *res = qx_ckpt_resolved(ck);
     for (size_t i = 0; res != NULL && i < QX_ARRAY_LEN(leaves); i++) {
@@ -357,13 +358,17 @@ static const struct qx_module *module_of(const struct qx_ckpt *ck, const struct 
             continue;
         }
         char *name = qx_strndup(t->name, t->name_len - n);
-        const struct qx_module *m = name ? qx_resolved_find(res, name) : NULL;
+        if (name == NULL) {
+            return false;
+        }
+        const struct qx_module *m = qx_resolved_find(res, name);
         qx_free(name);
         if (m != NULL && m->weight == t) {
-            return m;
+            *out = m;
+            break;
         }
     }
-    return NULL;
+    return true;
 }
 
 static int open_module(struct qx_rows *r, const struct qx_module *m, struct qx_error *err)
@@ -455,7 +460,11 @@ int qx_rows_open_tensor(struct qx_rows **out, const struct qx_ckpt *ck, const ch
     r->dtype = (enum qx_dtype)t->dtype;
     r->n_parts = 1;
     r->parts[0].weight = t;
-    const struct qx_module *m = module_of(ck, t);
+    const struct qx_module *m;
+    if (!module_of(ck, t, &m)) {
+        qx_rows_close(r);
+        return qx_fail_nomem(err);
+    }
     int rc = 0;
     const struct qx_resolved *res = qx_ckpt_resolved(ck);
     const struct qx_table *tab = res != NULL ? qx_resolved_table(res) : NULL;

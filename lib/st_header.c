@@ -44,12 +44,13 @@ static void report(struct reader *r, const char *kind, const char *tensor, const
 }
 
 /* The source text of the value that began at `begin` and ended at the reader's position. */
-static const char *source_text(const struct reader *r, uint64_t begin, char out[96])
+static const char *source_text(struct reader *r, uint64_t begin, char out[96])
 {
     size_t n = (size_t)(r->j.p - r->json) - (size_t)begin;
     struct qx_buf b = {0};
     qx_buf_escaped(&b, r->json + begin, n > 70 ? 70 : n);
     const char *s = qx_buf_cstr(&b);
+    r->nomem |= !s;
     snprintf(out, 96, "%.80s%s", s ? s : "", n > 70 ? "..." : "");
     qx_buf_fini(&b);
     return out;

@@ -116,6 +116,7 @@ static void report_overlap(struct ranges *r, const struct qx_st_entry *a, const 
     qx_buf_fmt(&text, "%s and %s share the data bytes %" PRIu64 " to %" PRIu64, a->t.name, b->t.name,
                b->begin, end);
     const char *s = qx_buf_cstr(&text);
+    r->nomem |= !s;
     add(r, "overlap", b->t.name, b->t.off, "ranges of their own", found, s ? s : "");
     qx_buf_fini(&text);
 }
@@ -143,6 +144,7 @@ static void report_truncated(struct ranges *r, const struct qx_st_entry *first, 
         qx_buf_str(&text, " (no data at all after the header)");
     }
     const char *s = qx_buf_cstr(&text);
+    r->nomem |= !s;
     add(r, "truncated", first->t.name, r->h->file_bytes, expected, found, s ? s : "");
     qx_buf_fini(&text);
     r->h->state = QX_FILE_SHORT;
