@@ -571,6 +571,122 @@ struct qx_gen_defaults {
 QX_API int qx_gen_defaults_read(const struct qx_ckpt *ck, struct qx_gen_defaults *out,
                                 struct qx_error *err);
 
+/* ---- inspect ------------------------------------------------------------------------------ */
+
+struct qx_dtype_total { const char *dtype; uint64_t n_tensors, n_elems, size_bytes; };
+
+/* A part of the model. format and source are NULL when nothing says (no usable config). */
+struct qx_component_total {
+    const char *name;            /* "embed", ..., "other" (qx inspect's names) */
+    uint64_t n_tensors, size_bytes;
+    uint64_t n_params;           /* logical weights: a packed 4-bit byte is two */
+    const char *format, *source;
+};
+
+/* Weights of one component in one format, with what they take. */
+struct qx_format_total {
+    const char *component, *format;
+    uint64_t n_modules, n_params;
+    uint64_t code_bytes;         /* weights and block scales, without scalars */
+};
+
+/* How one module, or the experts of a layer that all agree, is read. */
+struct qx_module_info {
+    const char *module, *format, *source;
+    const char *entry;           /* map key or pattern that decided, NULL */
+    uint32_t group_size;         /* 0: none */
+    uint64_t n_members;          /* modules behind this line */
+};
+
+struct qx_ple_info {
+    bool present;                /* the configuration has a table */
+    uint32_t layer_index, row_width, embed_dim, n_heads, ngram_size;
+    uint64_t n_rows;             /* stored rows, padding included (from the config when none is stored) */
+    uint64_t n_rows_used;        /* sum of the head sizes */
+    uint64_t rows_per_shard;
+    uint32_t n_shards;
+    const char *form;            /* NULL when nothing readable is stored */
+    const char *scale_dtype;     /* of the one scale, NULL */
+    const char *scale_tensor;
+    bool has_scale;
+    double scale;
+    uint64_t size_bytes;         /* scales included */
+    const uint64_t *head_sizes, *head_offsets, *multipliers; /* [n_heads], [n_heads], [ngram_size] */
+};
+
+/* Everything `qx inspect` shows. Strings and arrays are owned by the object or by the checkpoint. */
+struct qx_inspection {
+    const char *type, *type_found, *architecture; /* NULL when unknown */
+    const char *layout;          /* bf16, fp8, nvfp4-ple, mixed, nvfp4, or NULL */
+    bool has_config;             /* it could be used */
+    uint64_t n_layers, n_linear_layers, n_full_layers, hidden_size, n_experts, vocab_size;
+    uint64_t n_tensors, payload_bytes, file_bytes, n_params;
+    const struct qx_dtype_total *dtypes;
+    size_t n_dtypes;
+    const struct qx_component_total *components; /* those that have tensors */
+    size_t n_components;
+    const struct qx_format_total *formats;
+    size_t n_formats;
+    const char *quant_method, *quant_algo, *quant_file, *kv_cache_algo; /* NULL when absent */
+    const struct qx_module_info *modules;
+    size_t n_modules;
+    struct qx_ple_info ple;
+    bool has_mtp;
+    const char *mtp_format;
+    const char *const *remarks;  /* what other loaders would make of this, one sentence each */
+    size_t n_remarks;
+    const struct qx_findings *findings; /* of opening and of the rules over headers */
+    bool planned;                /* nothing is stored: components are what a layout would have */
+};
+/* Reads nothing but the table's scale. `layout` NULL, or for a directory or config.json without weights
+ * the layout to plan for (one of the five names; QX_E_USAGE otherwise). */
+QX_API int qx_inspect(struct qx_inspection **out, const struct qx_ckpt *ck, const char *layout,
+                      struct qx_error *err);
+QX_API void qx_inspection_free(struct qx_inspection *i);
+
+/* Everything consulted to decide how one tensor or module is read, as lines of text; free with
+ * qx_text_free. QX_E_NOT_FOUND when neither a tensor nor a module nor a map entry has that name. */
+QX_API int qx_inspect_why(const struct qx_ckpt *ck, const char *name, char **text, struct qx_error *err);
+QX_API void qx_text_free(char *text);
+
+/* The memory plan for a device, before anything is loaded. */
+struct qx_fit_request {
+    uint64_t device_bytes;       /* memory of the device; 0: not limited */
+    uint64_t ctx_tokens;         /* 0: the default of run */
+    uint32_t n_streams;          /* sequences at once; 0: 1 */
+    uint32_t draft;              /* MTP drafts a round; 0: no MTP head */
+    enum qx_table_place table;
+};
+struct qx_fit {
+    uint64_t device_bytes, needed_bytes, host_bytes, ctx_tokens;
+    enum qx_table_place table;
+    bool fits;
+    struct qx_plan_part parts[32]; /* weights by component, table, caches, states, scratch */
+    uint32_t n_parts;
+    char advice[256];            /* what to change, "" when it fits */
+};
+QX_API int qx_fit(struct qx_fit *out, const struct qx_ckpt *ck, const struct qx_inspection *i,
+                  const struct qx_fit_request *r, struct qx_error *err);
+
+/* Values of a stored matrix, decoded, or of a scale as numbers. */
+#define QX_STATS_BINS 64
+struct qx_value_stats {
+    uint64_t n, n_zero, n_nan, n_inf;
+    double min, max, mean, rms, amax;  /* over finite values; 0 when there are none */
+    double bin_lo, bin_hi;             /* the histogram's range: bins of equal width */
+    uint64_t bin[QX_STATS_BINS];
+};
+/* Reads one tensor whole, in bounded memory. Scales and buffers are taken as the numbers they are. */
+QX_API int qx_tensor_stats(const struct qx_ckpt *ck, const char *tensor, struct qx_value_stats *out,
+                           struct qx_error *err);
+
+/* What differs between two checkpoints: findings of severity note with kinds diff-added, diff-removed,
+ * diff-dtype, diff-shape, diff-config, diff-values. with_values compares every byte. The list is the
+ * caller's (qx_findings_free). */
+QX_API int qx_ckpt_diff(struct qx_findings **out, const struct qx_ckpt *a, const struct qx_ckpt *b,
+                        bool with_values, struct qx_error *err);
+QX_API void qx_findings_free(struct qx_findings *fs);
+
 #ifdef __cplusplus
 }
 #endif
