@@ -647,7 +647,6 @@ QX_API void qx_inspection_free(struct qx_inspection *i);
 /* Everything consulted to decide how one tensor or module is read, as lines of text; free with
  * qx_text_free. QX_E_NOT_FOUND when neither a tensor nor a module nor a map entry has that name. */
 QX_API int qx_inspect_why(const struct qx_ckpt *ck, const char *name, char **text, struct qx_error *err);
-QX_API void qx_text_free(char *text);
 
 /* The memory plan for a device, before anything is loaded. */
 struct qx_fit_request {

@@ -301,8 +301,3 @@ int qx_inspect_why(const struct qx_ckpt *ck, const char *name, char **text, stru
 {
     return qx_resolved_why(ck, name, text, err);
 }
-
-void qx_text_free(char *text)
-{
-    qx_free(text);
-}

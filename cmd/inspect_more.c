@@ -1,0 +1,233 @@
+/* inspect_more.c: the other views of qx inspect: --tensors, --stats, --diff. */
+#include "exit_code.h"
+#include "inspect.h"
+
+#include "num.h"
+#include "plot.h"
+#include "str.h"
+#include "table.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { STATS_MAX = 1000, BAR_LINES = 16, BAR_COLS = 40 };
+
+static void shape_text(const struct qx_tensor *t, char out[128])
+{
+    size_t at = 0;
+    out[at++] = '[';
+    for (unsigned i = 0; i < t->n_dims && at < 96; i++) {
+        int w = snprintf(out + at, 128 - at, "%s%" PRIu64, i ? ", " : "", t->shape[i]);
+        at += w > 0 ? (size_t)w : 0;
+    }
+    snprintf(out + at, 128 - at, "]");
+}
+
+/* Lines are written as they come: a table would have to hold 300,000 rows for its widths. */
+bool inspect_print_tensors(const struct inspect_job *j, const char *glob)
+{
+    bool any = false;
+    for (size_t i = 0; i < qx_ckpt_n_tensors(j->ck) && !ui_out_failed(); i++) {
+        const struct qx_tensor *t = qx_ckpt_tensor(j->ck, i);
+        const struct qx_file *f = qx_ckpt_file(j->ck, t->file);
+        struct qx_buf b = {0};
+        char shape[128];
+        if (!qx_glob_match(glob, t->name)) {
+            continue;
+        }
+        any = true;
+        shape_text(t, shape);
+        qx_buf_fmt(&b, "%-8s %-20s %14" PRIu64 " %14" PRIu64 "  ",
+                   qx_dtype_name((enum qx_dtype)t->dtype), shape, t->size_bytes, t->off);
+        qx_buf_escaped(&b, t->name, strlen(t->name));
+        qx_buf_str(&b, "  ");
+        qx_buf_escaped(&b, f->name, strlen(f->name));
+        qx_buf_str(&b, t->readable ? "\n" : "  (not readable)\n");
+        if (!b.failed) {
+            ui_out(b.p, b.n);
+        }
+        qx_buf_fini(&b);
+    }
+    return any;
+}
+
+/* ---- stats -------------------------------------------------------------------------------------- */
+
+static void put_stats(const struct inspect_job *j, const struct qx_tensor *t,
+                      const struct qx_value_stats *s)
+{
+    struct qx_buf b = {0};
+    char shape[128];
+    char n[32];
+    char z[32];
+    shape_text(t, shape);
+    qx_buf_escaped(&b, t->name, strlen(t->name));
+    qx_buf_fmt(&b, "\n  %s %s, %s values, %s zero, %" PRIu64 " NaN, %" PRIu64 " infinite\n",
+               qx_dtype_name((enum qx_dtype)t->dtype), shape, qx_count_text(s->n, n),
+               qx_count_text(s->n_zero, z), s->n_nan, s->n_inf);
+    qx_buf_fmt(&b, "  minimum %.9g  maximum %.9g  mean %.9g  rms %.9g\n", s->min, s->max, s->mean, s->rms);
+    if (s->n > 1 && s->max > s->min) {
+        qx_buf_str(&b, "  ");
+        qx_plot_spark(&b, s->bin, QX_STATS_BINS, false);
+        qx_buf_chr(&b, '\n');
+        qx_plot_bars(&b, s->bin, QX_STATS_BINS, s->bin_lo, s->bin_hi, BAR_LINES, BAR_COLS, false);
+    }
+    qx_buf_chr(&b, '\n');
+    if (!b.failed) {
+        ui_out(b.p, b.n);
+    }
+    qx_buf_fini(&b);
+    (void)j;
+}
+
+static int write_svg(const struct inspect_job *j, const struct qx_svg *svg, const char *path, bool force)
+{
+    struct qx_error err = {0};
+    char part[4096];
+    if (svg->buf.failed) {
+        qx_fail_nomem(&err);
+        return ui_fail(&j->ui, &err);
+    }
+    if (!force && access(path, F_OK) == 0) {
+        qx_fail(&err, QX_E_USAGE, "usage", "'%.300s' exists; --force overwrites it", path);
+        return ui_fail(&j->ui, &err);
+    }
+    snprintf(part, sizeof part, "%s.part", path);
+    int fd = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    size_t done = 0;
+    while (fd >= 0 && done < svg->buf.n) {
+        ssize_t w = write(fd, svg->buf.p + done, svg->buf.n - done);
+        if (w < 0 && errno != EINTR) {
+            break;
+        }
+        done += w > 0 ? (size_t)w : 0;
+    }
+    bool ok = fd >= 0 && done == svg->buf.n && fsync(fd) == 0;
+    int sys = errno;
+    if (fd >= 0) {
+        ok = close(fd) == 0 && ok;
+    }
+    if (!ok || rename(part, path) != 0) {
+        sys = ok ? errno : sys;
+        unlink(part);
+        qx_fail_errno(&err, QX_E_WRITE, sys, "write", "cannot write '%.300s'", path);
+        return ui_fail(&j->ui, &err);
+    }
+    return EXIT_OK;
+}
+
+int inspect_stats(const struct inspect_job *j, const char *glob, const char *svg_path, bool force)
+{
+    struct qx_svg svg;
+    uint32_t n = 0;
+    int code = EXIT_OK;
+    for (size_t i = 0; i < qx_ckpt_n_tensors(j->ck); i++) {
+        n += qx_glob_match(glob, qx_ckpt_tensor(j->ck, i)->name) ? 1 : 0;
+    }
+    if (n == 0) {
+        struct qx_error err = {0};
+        qx_fail(&err, QX_E_NOT_FOUND, "tensor-not-found", "no tensor has a name like '%.300s'", glob);
+        return ui_fail(&j->ui, &err);
+    }
+    if (n > STATS_MAX) {
+        struct qx_error err = {0};
+        qx_fail(&err, QX_E_USAGE, "usage", "'%.300s' matches %" PRIu32 " tensors, at most %d are taken",
+                glob, n, STATS_MAX);
+        return ui_fail(&j->ui, &err);
+    }
+    qx_svg_begin(&svg, j->path, n);
+    for (size_t i = 0; i < qx_ckpt_n_tensors(j->ck) && code == EXIT_OK; i++) {
+        const struct qx_tensor *t = qx_ckpt_tensor(j->ck, i);
+        struct qx_value_stats s;
+        struct qx_error err = {0};
+        if (!qx_glob_match(glob, t->name)) {
+            continue;
+        }
+        if (qx_tensor_stats(j->ck, t->name, &s, &err) != 0) {
+            code = ui_fail(&j->ui, &err);
+            break;
+        }
+        put_stats(j, t, &s);
+        if (svg_path) {
+            qx_svg_bars(&svg, t->name, s.bin, QX_STATS_BINS, s.bin_lo, s.bin_hi);
+        }
+    }
+    qx_svg_end(&svg);
+    if (code == EXIT_OK && svg_path) {
+        code = write_svg(j, &svg, svg_path, force);
+    }
+    qx_buf_fini(&svg.buf);
+    return code;
+}
+
+/* ---- diff ---------------------------------------------------------------------------------------- */
+
+static void diff_text(const struct qx_findings *fs)
+{
+    for (size_t i = 0; i < qx_findings_count(fs); i++) {
+        const struct qx_finding *f = qx_findings_at(fs, i);
+        struct qx_buf b = {0};
+        const char *name = f->tensor ? f->tensor : f->key ? f->key : f->file ? f->file : "";
+        qx_buf_fmt(&b, "%-13s ", f->kind);
+        qx_buf_escaped(&b, name, strlen(name));
+        qx_buf_str(&b, ": ");
+        if (f->expected && f->found) {
+            qx_buf_escaped(&b, f->expected, strlen(f->expected));
+            qx_buf_str(&b, " -> ");
+            qx_buf_escaped(&b, f->found, strlen(f->found));
+        } else {
+            qx_buf_escaped(&b, f->text, strlen(f->text));
+        }
+        qx_buf_chr(&b, '\n');
+        if (!b.failed) {
+            ui_out(b.p, b.n);
+        }
+        qx_buf_fini(&b);
+    }
+}
+
+static void diff_json(const struct inspect_job *j, const char *other_path, const struct qx_findings *fs)
+{
+    struct qx_json_out o;
+    qx_json_out_init(&o, true);
+    qx_json_obj(&o, NULL);
+    qx_json_str(&o, "schema", "qx.diff/1");
+    qx_json_str(&o, "path", j->path);
+    qx_json_str(&o, "other", other_path);
+    qx_json_bool(&o, "equal", qx_findings_count(fs) == 0);
+    qx_json_arr(&o, "differences");
+    for (size_t i = 0; i < qx_findings_count(fs); i++) {
+        ui_json_finding(&o, NULL, qx_findings_at(fs, i));
+    }
+    qx_json_arr_end(&o);
+    qx_json_obj_end(&o);
+    qx_buf_chr(&o.buf, '\n');
+    if (!o.buf.failed) {
+        ui_out(o.buf.p, o.buf.n);
+    }
+    qx_json_out_fini(&o);
+}
+
+int inspect_diff(const struct inspect_job *j, const struct qx_ckpt *other, const char *other_path,
+                 bool values)
+{
+    struct qx_findings *fs = NULL;
+    struct qx_error err = {0};
+    if (qx_ckpt_diff(&fs, j->ck, other, values, &err) != 0) {
+        return ui_fail(&j->ui, &err);
+    }
+    size_t n = qx_findings_count(fs);
+    if (j->ui.json) {
+        diff_json(j, other_path, fs);
+    } else {
+        diff_text(fs);
+        ui_note(&j->ui, "%zu difference%s%s", n, n == 1 ? "" : "s",
+                values ? "" : " (values not compared)");
+    }
+    qx_findings_free(fs);
+    return n ? EXIT_FINDINGS : EXIT_OK;
+}
