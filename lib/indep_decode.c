@@ -236,8 +236,9 @@ static int need(const struct qx_tensor *t, const char *what, const char *module,
     return 0;
 }
 
+/* One number for all, or for a fused stack one an expert. */
 static int read_global(struct qx_indep *d, const struct qx_tensor *t, const char *what,
-                       const char *module, struct qx_error *err)
+                       const char *module, uint64_t stacked, struct qx_error *err)
 {
     uint8_t b[4];
     int rc = need(t, what, module, err);
@@ -246,12 +247,13 @@ static int read_global(struct qx_indep *d, const struct qx_tensor *t, const char
         return rc;
     }
     size = number_size(t->dtype);
-    if (t->n_elems != 1 || size < 2) {
+    if ((t->n_elems != 1 && t->n_elems != stacked) || size < 2) {
         return qx_fail(err, QX_E_QUANT, "scale-shape", "'%s' is not one floating number", t->name);
     }
     rc = qx_ckpt_read(d->ck, t, 0, b, size, err);
     if (!rc) {
-        d->global = number_at(t->dtype, b);
+        d->global = t;
+        d->global_code = le(b, size);
     }
     return rc;
 }
@@ -307,7 +309,7 @@ int qx_indep_module(struct qx_indep *d, const struct qx_ckpt *ck, const struct q
     switch (m->format) {
     case QX_F_FP8:
         rc = need_elems(m->weight, rows, m->cols, err);
-        return rc ? rc : read_global(d, m->scale, "weight_scale", m->name, err);
+        return rc ? rc : read_global(d, m->scale, "weight_scale", m->name, m->n_stacked, err);
     case QX_F_FP8_BLOCK:
         if ((rc = need(m->scale, "weight_scale_inv", m->name, err)) != 0 ||
             (rc = need_elems(m->weight, rows, m->cols, err)) != 0) {
@@ -331,11 +333,49 @@ int qx_indep_module(struct qx_indep *d, const struct qx_ckpt *ck, const struct q
             (rc = need_elems(m->scale, rows, m->cols / 16, err)) != 0) {
             return rc;
         }
-        return read_global(d, m->scale_2, "weight_scale_2", m->name, err);
+        return read_global(d, m->scale_2, "weight_scale_2", m->name, m->n_stacked, err);
     default:
         return qx_fail(err, QX_E_QUANT, "unsupported-format", "'%s' is in no form that can be read",
                        m->name);
     }
+}
+
+/* Bytes of a table row: codes, then block scales. */
+static uint64_t table_row_bytes(enum qx_format f, uint64_t width, uint64_t *codes)
+{
+    switch (f) {
+    case QX_F_NVFP4:
+    case QX_F_W4A16_NVFP4:
+        *codes = width / 2;
+        return *codes + width / 16;
+    case QX_F_FP8:
+        *codes = width;
+        return *codes;
+    case QX_F_F32:
+        *codes = width * 4;
+        return *codes;
+    default:
+        *codes = width * 2;
+        return *codes;
+    }
+}
+
+/* qx's own layout: blocks of block_bytes, as many whole rows in each as fit (qx-pack(5)). */
+static int packed_rows(struct qx_indep *d, const struct qx_table *t, struct qx_error *err)
+{
+    uint64_t codes, row = table_row_bytes(t->format, t->width, &codes), blocks;
+    if (!t->packed || !t->packed->readable || t->packed->n_dims != 2 || row == 0 ||
+        t->packed->shape[1] < row) {
+        return qx_fail(err, QX_E_FORMAT, "pack-shape", "the packed table cannot be read");
+    }
+    d->block_bytes = t->packed->shape[1];
+    d->rows_per_block = d->block_bytes / row;
+    blocks = qx_ceil_div(t->n_rows, d->rows_per_block);
+    if (t->packed->shape[0] < blocks) {
+        return qx_fail(err, QX_E_FORMAT, "pack-shape", "the packed table has %llu blocks, %llu needed",
+                       (unsigned long long)t->packed->shape[0], (unsigned long long)blocks);
+    }
+    return 0;
 }
 
 int qx_indep_table(struct qx_indep *d, const struct qx_ckpt *ck, const struct qx_table *t,
@@ -348,19 +388,24 @@ int qx_indep_table(struct qx_indep *d, const struct qx_ckpt *ck, const struct qx
     d->format = t->format;
     d->rows = t->n_rows;
     d->cols = t->width;
-    if (!t->present || t->packed_rows || !t->rows_per_shard) {
-        return qx_fail(err, QX_E_UNSUPPORTED, "unsupported-format",
-                       "the table is not stored as shards of rows");
+    if (!t->present || !t->rows_per_shard) {
+        return qx_fail(err, QX_E_MISSING, "ple-shard-missing", "there is no table");
+    }
+    if (t->packed_rows) {
+        int rc = packed_rows(d, t, err);
+        if (rc) {
+            return rc;
+        }
     }
     if (plain(t->format)) {
         return 0;
     }
     switch (t->format) {
     case QX_F_FP8:
-        return read_global(d, t->global, "weight_scale", t->module, err);
+        return read_global(d, t->global, "weight_scale", t->module, 1, err);
     case QX_F_NVFP4:
     case QX_F_W4A16_NVFP4:
-        return read_global(d, t->global, "weight_scale_2", t->module, err);
+        return read_global(d, t->global, "weight_scale_2", t->module, 1, err);
     default:
         return qx_fail(err, QX_E_QUANT, "unsupported-format", "the table is in no form that can be read");
     }
@@ -378,7 +423,7 @@ void qx_indep_work_fini(struct qx_indep_work *w)
 
 /* f32 bits of code x scale x global. `code` and `scale` are stored bits. */
 static uint32_t product(const struct qx_indep *d, struct qx_indep_work *w, uint32_t code, uint32_t scale,
-                        uint8_t code_dtype, uint8_t scale_dtype)
+                        uint8_t code_dtype, uint8_t scale_dtype, struct qx_exact global)
 {
     uint64_t key = ((uint64_t)scale << 32 | code) + 1;
     size_t slot = (size_t)((key * UINT64_C(0x9e3779b97f4a7c15)) >> 52);
@@ -390,10 +435,10 @@ static uint32_t product(const struct qx_indep *d, struct qx_indep_work *w, uint3
         switch (d->format) {
         case QX_F_NVFP4:
         case QX_F_W4A16_NVFP4:
-            x = qx_exact_mul(qx_exact_mul(qx_exact_e2m1(code), qx_exact_e4m3(scale)), d->global);
+            x = qx_exact_mul(qx_exact_mul(qx_exact_e2m1(code), qx_exact_e4m3(scale)), global);
             break;
         case QX_F_FP8:
-            x = qx_exact_mul(number_at(code_dtype, b), d->global);
+            x = qx_exact_mul(number_at(code_dtype, b), global);
             break;
         case QX_F_FP8_BLOCK:
             x = qx_exact_mul(number_at(code_dtype, b), number_at(scale_dtype, sb));
@@ -425,6 +470,10 @@ static int find_row(const struct qx_indep *d, uint64_t row, struct place *p, str
         return qx_fail(err, QX_E_RANGE, "row-out-of-range", "row %llu is not in 0..%llu",
                        (unsigned long long)row, (unsigned long long)(d->rows - 1));
     }
+    if (d->block_bytes) {
+        p->weight = p->scale = d->table->packed;
+        return 0;
+    }
     if (d->table) {
         uint64_t shard = row / d->table->rows_per_shard;
         if (shard >= d->table->n_shards || !d->table->shards[shard].weight) {
@@ -448,6 +497,38 @@ static int find_row(const struct qx_indep *d, uint64_t row, struct place *p, str
     return 0;
 }
 
+static uint8_t packed_dtype(enum qx_format f)
+{
+    return f == QX_F_FP8   ? QX_DT_F8_E4M3
+           : f == QX_F_F32 ? QX_DT_F32
+           : f == QX_F_F16 ? QX_DT_F16
+                           : QX_DT_BF16;
+}
+
+/* The global scale of a row. Where experts have their own, what is remembered is forgotten when another
+ * expert's rows begin. */
+static int global_of(const struct qx_indep *d, uint64_t row, struct qx_indep_work *w,
+                     struct qx_exact *global, struct qx_error *err)
+{
+    uint8_t b[4] = {0};
+    unsigned size = number_size(d->global->dtype);
+    uint32_t bits = d->global_code;
+    int rc = 0;
+    if (d->global->n_elems > 1) {
+        rc = qx_ckpt_read(d->ck, d->global, row / d->module->rows * size, b, size, err);
+        bits = le(b, size);
+    }
+    for (unsigned i = 0; i < 4; ++i) {
+        b[i] = (uint8_t)(bits >> (8 * i));
+    }
+    if (w->global_code != bits) {
+        memset(w->key, 0, sizeof w->key);
+        w->global_code = bits;
+    }
+    *global = number_at(d->global->dtype, b);
+    return rc;
+}
+
 int qx_indep_row(const struct qx_indep *d, uint64_t row, uint32_t *f32_bits, uint16_t *bf16_bits,
                  struct qx_indep_work *w, struct qx_error *err)
 {
@@ -455,18 +536,22 @@ int qx_indep_row(const struct qx_indep *d, uint64_t row, uint32_t *f32_bits, uin
     uint64_t code_bytes = 0, scale_bytes = 0;
     unsigned code_size = 1, scale_size = 0;
     uint64_t group = 0;
-    uint8_t *codes, *scales;
+    uint8_t *codes, *scales, code_dtype;
+    struct qx_exact global = {0};
     bool packed = d->format == QX_F_NVFP4 || d->format == QX_F_W4A16_NVFP4;
+    uint64_t code_off, scale_off;
     int rc = find_row(d, row, &p, err);
     if (rc) {
         return rc;
     }
+    code_dtype = p.weight->dtype;
     if (packed) {
         code_bytes = d->cols / 2;
         group = 16;
         scale_size = 1;
     } else {
-        code_size = number_size(p.weight->dtype);
+        code_dtype = d->block_bytes ? packed_dtype(d->format) : p.weight->dtype;
+        code_size = number_size(code_dtype);
         code_bytes = d->cols * code_size;
     }
     if (d->format == QX_F_FP8_BLOCK) {
@@ -491,9 +576,19 @@ int qx_indep_row(const struct qx_indep *d, uint64_t row, uint32_t *f32_bits, uin
     }
     codes = w->bytes;
     scales = codes + code_bytes;
-    rc = qx_ckpt_read(d->ck, p.weight, p.local * code_bytes, codes, code_bytes, err);
+    code_off = p.local * code_bytes;
+    scale_off = p.scale_row * scale_bytes;
+    if (d->block_bytes) {
+        code_off = row / d->rows_per_block * d->block_bytes +
+                   row % d->rows_per_block * (code_bytes + scale_bytes);
+        scale_off = code_off + code_bytes;
+    }
+    rc = qx_ckpt_read(d->ck, p.weight, code_off, codes, code_bytes, err);
     if (!rc && group) {
-        rc = qx_ckpt_read(d->ck, p.scale, p.scale_row * scale_bytes, scales, scale_bytes, err);
+        rc = qx_ckpt_read(d->ck, p.scale, scale_off, scales, scale_bytes, err);
+    }
+    if (!rc && d->global) {
+        rc = global_of(d, row, w, &global, err);
     }
     if (rc) {
         return rc;
@@ -508,7 +603,7 @@ int qx_indep_row(const struct qx_indep *d, uint64_t row, uint32_t *f32_bits, uin
         if (group) {
             scale = le(scales + c / group * scale_size, scale_size);
         }
-        bits = product(d, w, code, scale, p.weight->dtype, group ? p.scale->dtype : 0);
+        bits = product(d, w, code, scale, code_dtype, group ? p.scale->dtype : 0, global);
         if (f32_bits) {
             f32_bits[c] = bits;
         }

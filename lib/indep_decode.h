@@ -35,7 +35,9 @@ struct qx_indep {
     uint64_t rows, cols;          /* addressable rows and values a row */
     const struct qx_module *module; /* NULL for the table */
     const struct qx_table *table;   /* NULL for a module */
-    struct qx_exact global;       /* FP8 weight_scale, NVFP4 weight_scale_2; read once */
+    const struct qx_tensor *global; /* FP8 weight_scale, NVFP4 weight_scale_2; NULL for others */
+    uint32_t global_code;         /* its bits when it is one number; else one is read for each expert */
+    uint64_t block_bytes, rows_per_block; /* packed table; 0 otherwise */
     uint64_t serial;              /* tells matrices apart in a qx_indep_work; never 0 */
 };
 
@@ -53,6 +55,7 @@ struct qx_indep_work {
     uint8_t *bytes;
     size_t cap;
     uint64_t serial;                  /* of the matrix remembered; 0 none */
+    uint32_t global_code;             /* and of its global scale */
     uint64_t key[QX_INDEP_MEMO];      /* 0: free */
     uint32_t value[QX_INDEP_MEMO];
 };

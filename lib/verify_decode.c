@@ -380,7 +380,8 @@ static int gather(struct decode *d, struct qx_error *err)
         return qx_fail_nomem(err);
     }
     if (t && t->present && t->format != QX_F_NONE && t->n_rows && t->rows_per_shard &&
-        (!t->global || t->global->readable) && (t->global || plain(t->format)) && !t->packed_rows) {
+        (!t->global || t->global->readable) && (t->global || plain(t->format)) &&
+        (!t->packed_rows || (t->packed && t->packed->readable))) {
         ++d->n_jobs;
     }
     for (size_t i = 0; i < n; ++i) {
