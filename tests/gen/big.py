@@ -344,7 +344,7 @@ def plan(layout, names):
             elif n.startswith("mtp."):
                 put("model-00010-of-00010.safetensors", n)
             else:
-                put(f"model-{1 if layer is None else 1 + layer // 6:05d}-of-00010.safetensors", n)
+                put(f"model-{1 if layer is None else 1 + layer * 9 // 48:05d}-of-00010.safetensors", n)
         elif layout == "nvfp4":
             if expert and layer is not None:
                 a = int(n.split(".experts.")[1].split(".")[0]) // 128 * 128
