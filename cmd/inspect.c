@@ -26,7 +26,7 @@ static struct {
 static const struct opt options[] = {
     {OPT_GROUP, 0, 0, 0, 0, 0, "What to show", 0, 0},
     {OPT_OPTSTR, 0, "tensors", "GLOB", &o.tensors, &o.has_tensors,
-     "a line per tensor: dtype, shape, bytes, offset, file", 0, 0},
+     "a line per tensor: dtype, shape, bytes, data offsets, file", 0, 0},
     {OPT_STR, 0, "why", "NAME", &o.why, &o.has_why,
      "how a tensor, module or container was resolved: every rule and entry consulted", 0, 0},
     {OPT_STR, 0, "stats", "GLOB", &o.stats, &o.has_stats,
@@ -69,23 +69,19 @@ static const struct opt_command command = {
     .max_args = 2,
 };
 
-/* "--tensors NAME": the value of an optional argument may stand apart when nothing else wants it. */
-static bool take_glob(int argc, char **argv, char **args, int *n_args)
+/* "--tensors NAME": the value of an optional argument may stand apart when nothing else wants it.
+ * after_tensors is what followed the option on the command line. */
+static bool take_glob(const char *after_tensors, char **args, int *n_args)
 {
     if (*n_args != 2) {
         return true;
     }
-    for (int i = 1; i + 1 < argc; i++) {
-        if (strcmp(argv[i], "--tensors") != 0 || o.tensors == NULL || o.tensors[0] != '\0') {
-            continue;
-        }
-        for (int k = 0; k < 2; k++) {
-            if (args[k] == argv[i + 1] || strcmp(args[k], argv[i + 1]) == 0) {
-                o.tensors = args[k];
-                args[0] = args[1 - k];
-                *n_args = 1;
-                return true;
-            }
+    for (int k = 0; k < 2 && after_tensors && o.tensors && o.tensors[0] == '\0'; k++) {
+        if (args[k] == after_tensors) {
+            o.tensors = args[k];
+            args[0] = args[1 - k];
+            *n_args = 1;
+            return true;
         }
     }
     return false;
@@ -129,11 +125,16 @@ static int device_bytes(uint64_t *out, struct qx_error *err)
 {
     uint64_t n = 0;
     if (strncmp(o.fit, "cuda", 4) != 0) {
-        return qx_parse_size(o.fit, out, err);
+        if (qx_parse_size(o.fit, out, NULL) == 0) {
+            return 0;
+        }
+        return qx_fail(err, QX_E_USAGE, "usage", "--fit wants a size such as 128GiB, or cuda[:N], not '%s'",
+                       o.fit);
     }
     if (o.fit[4] != '\0' && (o.fit[4] != ':' || !qx_parse_u64(o.fit + 5, strlen(o.fit + 5), &n) ||
                              n > 1023)) {
-        return qx_fail(err, QX_E_USAGE, "usage", "device '%s' is neither a size nor cuda[:N]", o.fit);
+        return qx_fail(err, QX_E_USAGE, "usage", "--fit wants a size such as 128GiB, or cuda[:N], not '%s'",
+                       o.fit);
     }
     struct qx_backend *be = NULL;
     int rc = qx_backend_cuda_create(&be, (int)n, err);
@@ -202,12 +203,16 @@ int main(int argc, char **argv)
     struct qx_error err = {0};
     char **args;
     int n_args;
+    const char *after_tensors = NULL;
+    for (int i = 1; i + 1 < argc; i++) {
+        after_tensors = strcmp(argv[i], "--tensors") == 0 ? argv[i + 1] : after_tensors;
+    }
     int code = opt_parse(&command, argc, argv, &args, &n_args);
     if (code >= 0) {
         return code;
     }
     ui_init(&j.ui, "qx-inspect", &o.common);
-    if (!take_glob(argc, argv, args, &n_args)) {
+    if (!take_glob(after_tensors, args, &n_args)) {
         char text[200];
         snprintf(text, sizeof text, "unexpected argument '%.150s'", args[1]);
         return usage(&j.ui, text);

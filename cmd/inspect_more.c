@@ -27,7 +27,8 @@ static void shape_text(const struct qx_tensor *t, char out[128])
     snprintf(out + at, 128 - at, "]");
 }
 
-/* Lines are written as they come: a table would have to hold 300,000 rows for its widths. */
+/* Name, dtype, shape, bytes, data offsets (begin-end, as in the header), file; in the order of names.
+ * Lines are written as they come: a table would have to hold 300,000 rows for its widths. */
 bool inspect_print_tensors(const struct inspect_job *j, const char *glob)
 {
     bool any = false;
@@ -41,10 +42,14 @@ bool inspect_print_tensors(const struct inspect_job *j, const char *glob)
         }
         any = true;
         shape_text(t, shape);
-        qx_buf_fmt(&b, "%-8s %-20s %14" PRIu64 " %14" PRIu64 "  ",
-                   qx_dtype_name((enum qx_dtype)t->dtype), shape, t->size_bytes, t->off);
-        qx_buf_escaped(&b, t->name, strlen(t->name));
-        qx_buf_str(&b, "  ");
+        qx_buf_escaped(&b, t->name, t->name_len);
+        for (size_t pad = b.n; pad < 72; pad++) {
+            qx_buf_chr(&b, ' ');
+        }
+        uint64_t begin = t->off >= f->data_off ? t->off - f->data_off : 0;
+        qx_buf_fmt(&b, "  %-7s %-18s %13" PRIu64 "  %" PRIu64 "-%" PRIu64 "  ",
+                   qx_dtype_name((enum qx_dtype)t->dtype), shape, t->size_bytes, begin,
+                   begin + t->size_bytes);
         qx_buf_escaped(&b, f->name, strlen(f->name));
         qx_buf_str(&b, t->readable ? "\n" : "  (not readable)\n");
         if (!b.failed) {

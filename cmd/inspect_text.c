@@ -134,7 +134,7 @@ static void put_metadata(const struct inspect_job *j)
         if (f->state != QX_FILE_OK && f->state != QX_FILE_SHORT) {
             continue;
         }
-        qx_buf_str(&b, i == 0 ? "\nmetadata of " : "metadata of ");
+        qx_buf_str(&b, i == 0 ? "\n__metadata__ of " : "__metadata__ of ");
         word(&b, f->name);
         qx_buf_str(&b, !f->has_metadata ? ": none\n" : f->n_meta == 0 ? ": empty\n" : "\n");
         for (uint32_t k = 0; k < f->n_meta; k++) {
