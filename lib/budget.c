@@ -109,7 +109,7 @@ int qx_budget_init(struct qx_budget *b, const struct qx_config *c, uint64_t ctx_
     uint64_t ctl = add(mul(rows, 32), mul(logit_rows, 64));
     b->scratch_bytes = add(mul(4, add(add(mul(rows, per_row), mul(logit_rows, per_logit)),
                                       add(b->scratch_floats, b->iscratch_ints))),
-                           add(mul(2, ctl), b->mtp ? mul(mul(b->max_seqs, wide), 4) : 0));
+                           add(mul(2, ctl), mul(mul(b->max_seqs, wide), 4)));
     b->host_bytes = add(mul(2, ctl), 4ull * b->n_pages);
     if (b->scratch_bytes == UINT64_MAX || b->state_bytes == UINT64_MAX || b->kv_bytes == UINT64_MAX) {
         return qx_fail(err, QX_E_PLAN, "memory-plan", "the sizes of this plan overflow 64 bits");

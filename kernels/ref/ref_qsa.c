@@ -177,6 +177,7 @@ static void attend_pos(const struct qx_queue *q, struct attend_head *t, int64_t 
     uint32_t d = a->head_dim;
     size_t at = (ref_kv_row(&a->kv, t->seq, pos) * a->n_kv_heads + t->kv_head) * d;
     float kbuf[QSA_MAX_DIM], vbuf[QSA_MAX_DIM];
+    kbuf[0] = vbuf[0] = 0.0f;
     const float *k = kv_values(a->kv.k, at, d, a->kv.bf16, kbuf);
     const float *v = kv_values(a->kv.v, at, d, a->kv.bf16, vbuf);
     double s = q->dot(t->q, k, d) / sqrt((double)d);

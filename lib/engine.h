@@ -1,0 +1,310 @@
+/* engine.h: what the files of the engine share: the model as bound to a device, the buffers a step works
+ * in, and the sequences that live in it. Nothing numeric happens in these files: they name weights, place
+ * them, and call ops in order.
+ *
+ * Invariants: every device buffer is allocated at load; a step touches no other memory. Row arrays of a
+ * step come from one control block that is uploaded whole. A sequence's tokens are known to the host. */
+#ifndef QX_ENGINE_H
+#define QX_ENGINE_H
+
+#include "backend.h"
+#include "base.h"
+#include "budget.h"
+#include "ckpt.h"
+#include "config.h"
+#include "error.h"
+#include "ops.h"
+#include "ple_hash.h"
+#include "qx.h"
+#include "rows.h"
+
+struct qx_bind; /* bind.h */
+
+/* ---- weights ------------------------------------------------------------------------------ */
+
+struct qx_hc_weights {
+    const float *norm; /* [C * hidden] */
+    struct qx_weight down, up, inject; /* inject.fmt QX_W_NONE in final mixers */
+};
+
+struct qx_gdn_weights {
+    struct qx_weight qkv, z, b, a, out;
+    const float *conv, *a_log, *dt_bias, *norm;
+};
+
+struct qx_qsa_weights {
+    struct qx_weight q, k, v, index, o;
+    const float *q_norm, *k_norm, *iq_norm, *ik_norm;
+};
+
+struct qx_moe_weights {
+    struct qx_weight gate;
+    struct qx_weight *experts_host;           /* [3][n_experts]: gate, up, down; during binding */
+    const struct qx_weight *gates, *ups, *downs; /* [n_experts], device memory */
+    struct qx_weight s_gate, s_up, s_down, s_gate_vec;
+};
+
+struct qx_ple_weights {
+    struct qx_weight key, value;
+    const float *norm_key, *norm_query, *norm_conv, *conv;
+};
+
+struct qx_layer {
+    uint8_t type;               /* enum qx_layer_type */
+    bool has_ple;
+    uint32_t kind_index;        /* which of the layers of its type */
+    struct qx_hc_weights hc_attn, hc_mlp;
+    struct qx_gdn_weights gdn;
+    struct qx_qsa_weights qsa;
+    struct qx_moe_weights moe;
+    struct qx_ple_weights ple;
+};
+
+struct qx_mtp {
+    bool loaded;
+    struct qx_weight fc_embedding, fc_hidden;
+    const float *norm_embedding, *norm_hidden;
+    struct qx_hc_weights mixer;
+    struct qx_layer layer;
+};
+
+/* ---- working memory ----------------------------------------------------------------------- */
+
+/* The host and device image of one control block: arrays by row and by logit row. `n_bytes` is what one
+ * upload moves. */
+struct qx_ctl {
+    void *host, *dev;
+    size_t n_bytes;
+    struct qx_step step_host;   /* pointers into host */
+    struct qx_step step;        /* pointers into dev; n_rows set per step */
+    int32_t *src_x_host, *src_x;       /* [rows] wide state to take: row of x, or -1 (draft head) */
+    int32_t *src_hold_host, *src_hold; /* [rows] or a sequence's held row, or -1 (draft head) */
+    int32_t *hold_host, *hold;  /* [max_seqs] row of x to hold per sequence, or -1 */
+    int32_t *pick_host, *pick;  /* [logit rows] rows that want logits */
+    int32_t *spos_host, *spos;  /* [logit rows] position of the sampled token */
+    struct qx_sample_params *params_host, *params; /* [logit rows] */
+};
+
+struct qx_graph_key { uint32_t kind, n_rows, n_logits, flags; };
+struct qx_graph { struct qx_graph_key key; void *graph; uint64_t n_nodes; uint32_t n_seen; };
+#define QX_MAX_GRAPHS 64
+
+struct qx_buffers {
+    float *x;                   /* [rows, C, hidden] wide state */
+    float *mx, *my;             /* [rows, C, hidden] draft head's wide state, and its other half */
+    float *hold;                /* [max_seqs, C, hidden] last wide state: next for the draft head, or for the
+                                   head when nothing was sampled from it yet */
+    float *hx;                  /* [logit rows, C, hidden] rows picked for the head */
+    float *y, *m, *e, *e2;      /* [rows, hidden] */
+    float *inj_a, *inj_b;       /* [rows, C] */
+    float *proj;                /* [rows, widest projection] */
+    float *mixed;               /* [rows, widest mixer output] */
+    float *iq, *q;              /* [rows, i_heads * i_dim], [rows, n_heads * head_dim] */
+    float *scratch;             /* largest scratch of any op */
+    float *scores;              /* [rows, max_blocks] */
+    int32_t *block, *n_block;   /* [rows, budget_blocks], [rows] */
+    int32_t *expert;            /* [rows, k] */
+    float *route, *route_logits;/* [rows, k], [rows, n_experts] */
+    int32_t *iscratch;
+    int64_t *ple_row;           /* [rows, ple heads] */
+    float *ple_e, *ple_key, *ple_value; /* [rows, ple width], [rows, C * hidden], [rows, hidden] */
+    float *h, *logits;          /* [logit rows, hidden], [logit rows, vocab] */
+    float *sample_scratch;      /* logit rows * vocab * 2 */
+    int32_t *out_id;            /* [logit rows] sampled or arg-max ids */
+    float *out_value, *out_prob;/* [logit rows] */
+    /* pinned host memory */
+    int32_t *host_id;
+    float *host_value, *host_prob;
+    float *host_logits;         /* [logit rows, vocab]; NULL until wanted */
+    float *host_ple_e;          /* table on disk: rows read before the step */
+    int32_t *pen_host, *pen_dev;/* penalties: ids and counts, allocated when first used */
+};
+
+struct qx_kv_layer { void *k, *v, *raw, *pooled; };
+
+/* ---- sequences ---------------------------------------------------------------------------- */
+
+struct qx_seq {
+    bool used;
+    int32_t slots[QX_DRAFT_MAX + 2]; /* state slots it owns */
+    uint32_t n_slots;
+    int32_t cur;                /* slot with the state after n_done tokens; -1: empty sequence */
+    uint64_t n_done;            /* tokens consumed */
+    uint64_t n_mtp;             /* rows in the draft head's cache: n_done, or n_done - 1 when held */
+    bool broken;                /* left by an error: only a reset makes it usable */
+    bool held;                  /* hold[seq] has the wide state at n_done - 1 */
+    int32_t *pages;             /* [max_pages] host copy of its page table row */
+    uint32_t n_pages;
+    uint32_t *ids;              /* known ids, n_done or n_done + 1 of them */
+    size_t n_ids, cap_ids;
+};
+
+/* ---- the model ---------------------------------------------------------------------------- */
+
+struct qx_alloc_list { void **p; bool *host; size_t n, cap; };
+
+struct qx_model {
+    const struct qx_ckpt *ck;
+    const struct qx_config *cfg;
+    struct qx_backend *be;
+    struct qx_queue *q;
+    struct qx_budget budget;
+    struct qx_model_info info;
+    struct qx_plan_part parts[16];
+    bool kv_bf16;
+
+    struct qx_weight embed, head;
+    struct qx_layer *layers;    /* [n_layers] */
+    struct qx_hc_weights mixer;
+    struct qx_mtp mtp;
+    uint32_t n_gdn, n_qsa;      /* layers of each type, the draft head not counted */
+
+    bool has_ple;
+    uint32_t ple_layer;
+    struct qx_ple_hash hash;
+    uint64_t *mult_dev, *size_dev, *offset_dev;
+    enum qx_table_place place;
+    struct qx_table_desc table;
+    struct qx_rows *table_rows; /* on disk */
+    struct qx_rope rope;
+
+    struct qx_bind *bind;       /* kept where descriptors point into its values */
+    struct qx_alloc_list allocs; /* everything taken from the backend */
+
+    /* states by slot, caches by page */
+    float **gdn_s, **gdn_conv;  /* [n_gdn] */
+    float *ple_conv;
+    int32_t *ple_prev;
+    uint64_t gdn_s_stride, gdn_conv_stride, ple_conv_stride, ple_prev_stride; /* elements a slot */
+    struct qx_kv_layer *kv;     /* [n_qsa + 1], the last for the draft head */
+    int32_t *page_table_dev, *page_table_host; /* [max_seqs, max_pages] */
+    bool page_table_dirty;
+    int32_t *free_pages;
+    uint32_t n_free_pages;
+    uint16_t *page_refs;        /* [n_pages] */
+    int32_t *free_slots;
+    uint32_t n_free_slots;
+    struct qx_seq *seqs;        /* [max_seqs] */
+
+    struct qx_buffers b;
+    struct qx_ctl ctl, mctl;    /* main steps, draft head steps */
+    struct qx_graph graphs[QX_MAX_GRAPHS];
+    uint32_t n_graphs;
+    uint64_t n_steps;
+    uint32_t gdn_chunk;         /* 0: recurrent everywhere, so that chunks change no bit */
+};
+
+/* model.c: memory of the device, remembered for qx_model_free. */
+int qx_model_mem(struct qx_model *m, void *out_ptr, uint64_t n_bytes, struct qx_error *err);
+int qx_model_host_mem(struct qx_model *m, void *out_ptr, uint64_t n_bytes, struct qx_error *err);
+/* The same of host memory the device can address as *dev_ptr. */
+int qx_model_host_mem_mapped(struct qx_model *m, void *out_ptr, void *dev_ptr, uint64_t n_bytes,
+                             struct qx_error *err);
+/* Turns a failed op into an error with its name. */
+int qx_model_op_failed(struct qx_model *m, const char *op, int rc, struct qx_error *err);
+#define QX_RUN(m, op, args, err)                                                      \
+    do {                                                                              \
+        int rc_ = (m)->be->ops->op((m)->q, (args));                                   \
+        if (rc_) {                                                                    \
+            return qx_model_op_failed((m), #op, rc_, (err));                          \
+        }                                                                             \
+    } while (0)
+
+/* bind.c: names to descriptors, then bytes to the device. The first call looks only at headers and fails
+ * with everything that is missing; it fills the sizes. The second places and loads. */
+struct qx_bind_sizes { uint64_t weight_bytes, table_bytes, read_bytes; };
+int qx_bind_create(struct qx_bind **out, struct qx_model *m, const struct qx_model_opts *o,
+                   struct qx_error *err);
+void qx_bind_sizes(const struct qx_bind *b, struct qx_bind_sizes *out);
+int qx_bind_load(struct qx_bind *b, const struct qx_model_opts *o, struct qx_error *err);
+void qx_bind_destroy(struct qx_bind *b);
+
+/* state.c: buffers, caches and sequences. */
+int qx_state_alloc(struct qx_model *m, struct qx_error *err);
+void qx_state_free(struct qx_model *m);
+int qx_seq_open(struct qx_model *m, int32_t *seq, struct qx_error *err);
+void qx_seq_close(struct qx_model *m, int32_t seq);
+void qx_seq_reset(struct qx_model *m, int32_t seq);
+/* Pages for positions < n_tokens; QX_E_PLAN when the pool is empty. */
+int qx_seq_reserve(struct qx_model *m, int32_t seq, uint64_t n_tokens, struct qx_error *err);
+/* Copies between slots and pages, of all layers. */
+int qx_seq_copy_slot(struct qx_model *m, int32_t from, int32_t to, struct qx_error *err);
+int qx_seq_copy_page(struct qx_model *m, int32_t from, int32_t to, struct qx_error *err);
+int qx_seq_push(struct qx_model *m, int32_t seq, uint32_t id, struct qx_error *err);
+
+/* ---- graph files: order of ops only ------------------------------------------------------- */
+
+/* A pending write-back: y times inj into the wide state, done by the next hyper-connection. */
+struct qx_pending { const float *y, *inj; };
+
+/* graph_mix.c */
+int qx_graph_embed(struct qx_model *m, const struct qx_step *s, uint32_t n_streams, float *x,
+                   struct qx_error *err);
+/* Reads the wide state through a hyper-connection: pending write-back in, m and inj out. */
+int qx_graph_hc(struct qx_model *m, const struct qx_hc_weights *w, uint32_t n_rows, float *x,
+                struct qx_pending *pending, float *mixed, float *inj, struct qx_error *err);
+/* The pending write-back alone. */
+int qx_graph_flush(struct qx_model *m, uint32_t n_rows, float *x, struct qx_pending *pending,
+                   struct qx_error *err);
+/* Final mixer and head of n_logits picked rows (pick NULL: the first n_logits rows, x itself). */
+int qx_graph_head(struct qx_model *m, const struct qx_hc_weights *mixer, uint32_t n_rows, float *x,
+                  struct qx_pending *pending, const int32_t *pick, uint32_t n_logits,
+                  struct qx_error *err);
+/* One decoder layer on wide state x. `kv_index` chooses the caches of a QSA layer. */
+int qx_graph_layer(struct qx_model *m, const struct qx_layer *l, const struct qx_step *s, float *x,
+                   struct qx_pending *pending, uint32_t kv_index, struct qx_error *err);
+/* All layers of a step. `after` (may be NULL) sees the wide state after each. */
+int qx_graph_layers(struct qx_model *m, const struct qx_step *s, struct qx_pending *pending,
+                    int (*after)(void *user, uint32_t layer, struct qx_error *err), void *user,
+                    struct qx_error *err);
+/* Draft head rows: embeds the ids, mixes with wide states `wide` [n_rows, C * hidden] into `out`. */
+int qx_graph_mtp(struct qx_model *m, const struct qx_step *s, const float *wide, float *out,
+                 struct qx_pending *pending, struct qx_error *err);
+/* graph_gdn.c, graph_attn.c, graph_moe.c: mixer input in, y out. graph_ple.c: on the wide state. */
+int qx_graph_gdn(struct qx_model *m, const struct qx_layer *l, const struct qx_step *s, const float *in,
+                 float *y, struct qx_error *err);
+int qx_graph_attn(struct qx_model *m, const struct qx_layer *l, const struct qx_step *s,
+                  uint32_t kv_index, const float *in, float *y, struct qx_error *err);
+int qx_graph_moe(struct qx_model *m, const struct qx_layer *l, uint32_t n_rows, const float *in, float *y,
+                 struct qx_error *err);
+int qx_graph_ple(struct qx_model *m, const struct qx_layer *l, const struct qx_step *s, float *x,
+                 struct qx_error *err);
+
+/* ---- steps: exec.c ------------------------------------------------------------------------ */
+
+struct qx_row {
+    int32_t seq, pos, id;
+    int32_t state_in, state_out;
+    int32_t src_x, src_hold;    /* draft head rows: where the wide state comes from, -1 none */
+};
+
+/* What to do with a step besides running it. */
+struct qx_want {
+    const uint32_t *logit_row;  /* rows of the step that want logits, ascending */
+    uint32_t n_logits;          /* <= budget.n_logit_rows */
+    const struct qx_sampling *sampling; /* [n_logits]; NULL: arg-max */
+    const struct qx_seq *const *history; /* [n_logits] for penalties; may be NULL */
+    bool logits_to_host;        /* into b.host_logits */
+    bool values;                /* draft head: arg-max, its value and probability to the host */
+    const struct qx_gen_hooks *hooks; /* streams and table rows; forces an eager step */
+    int32_t *scan_layer;        /* not NULL: finds the first layer with a value that is not finite: its
+                                   index, n_layers for the final mixer, n_layers + 1 for none */
+};
+
+/* Runs rows through the main model. Afterwards b.x has their wide states, and for every logit row
+ * b.host_id the token chosen (-1: logits not finite). Waits. */
+int qx_exec_step(struct qx_model *m, const struct qx_row *rows, uint32_t n, const struct qx_want *w,
+                 struct qx_error *err);
+/* Runs rows through the draft head; wide states from b.x or hold (src_*), or with chain from the rows of
+ * the draft step before. Arg-max in b.host_id, probability in b.host_prob. Waits. */
+int qx_exec_mtp(struct qx_model *m, const struct qx_row *rows, uint32_t n, bool chain,
+                const struct qx_want *w, struct qx_error *err);
+/* Mixer and head of rows that the last step left: of b.x, of the draft head's rows, or (row i's sequence)
+ * of what is held. w->logit_row indexes `rows`, which give positions for sampling. Waits. */
+enum qx_head_source { QX_HEAD_X = 0, QX_HEAD_HOLD, QX_HEAD_MTP };
+int qx_exec_head(struct qx_model *m, enum qx_head_source from, const struct qx_row *rows,
+                 const struct qx_want *w, struct qx_error *err);
+/* Keeps wide states of the last step for the draft head: hold[seq] = x[row_of_seq[seq]], -1 leaves it. */
+int qx_exec_hold(struct qx_model *m, const int32_t *row_of_seq, struct qx_error *err);
+
+#endif
