@@ -25,33 +25,6 @@ static int on_token(void *user, const struct qx_token *tok)
     return run_text_token(&o->text, tok);
 }
 
-/* --show-prompt: the text that would be tokenized, byte for byte. */
-static int show_prompt(struct run *r)
-{
-    char *text = NULL, *rendered = NULL;
-    size_t n = 0;
-    int rc = run_read_prompt(r, &text, &n);
-    if (rc == 0) {
-        rc = run_render(r, text, &rendered, &n);
-    }
-    if (rc == 0 && r->ui.json) {
-        struct qx_json_out o;
-        qx_json_out_init(&o, false);
-        qx_json_obj(&o, NULL);
-        qx_json_str(&o, "schema", "qx.run/1");
-        qx_json_strn(&o, "prompt", rendered, n);
-        qx_json_obj_end(&o);
-        ui_out(o.buf.p, o.buf.n);
-        ui_out_str("\n");
-        qx_json_out_fini(&o);
-    } else if (rc == 0) {
-        ui_out(rendered, n);
-    }
-    qx_text_free(text);
-    qx_text_free(rendered);
-    return rc;
-}
-
 static int prompt_ids(struct run *r, struct qx_ids *ids)
 {
     if (r->o.tokens_given) {
@@ -133,7 +106,8 @@ static double decode_rate(const struct qx_gen_stats *s)
     return s->n_tokens > 1 && s->decode_ns ? (double)(s->n_tokens - 1) * 1e9 / (double)s->decode_ns : 0;
 }
 
-static void json_document(const struct one *o)
+/* `prompt` is the rendered prompt for --show-prompt, else NULL. */
+static void json_document(const struct one *o, const char *prompt, size_t n_prompt)
 {
     const struct run *r = o->r;
     const struct qx_gen_stats *s = &o->stats;
@@ -141,6 +115,9 @@ static void json_document(const struct one *o)
     qx_json_out_init(&j, false);
     qx_json_obj(&j, NULL);
     qx_json_str(&j, "schema", "qx.run/1");
+    if (prompt) {
+        qx_json_strn(&j, "prompt", prompt, n_prompt);
+    }
     qx_json_arr(&j, "prompt_tokens");
     for (size_t i = 0; i < o->prompt.n; i++) {
         qx_json_u64(&j, NULL, o->prompt.v[i]);
@@ -152,11 +129,11 @@ static void json_document(const struct one *o)
     }
     qx_json_arr_end(&j);
     run_json_text(&j, &o->text);
-    qx_json_str(&j, "stop_reason", r->o.n_given && r->o.n == 0 && !o->text.interrupted
+    qx_json_str(&j, "stop_reason", (prompt || (r->o.n_given && r->o.n == 0)) && !o->text.interrupted
                                        ? "length"
                                        : run_stop_reason(&o->text, s->reason));
     qx_json_obj(&j, "timing");
-    run_json_f64_or_null(&j, "load_s", r->load_s, o->loaded);
+    qx_json_f64(&j, "load_s", r->load_s);
     run_json_f64_or_null(&j, "ttft_s", o->prefill_s + (double)s->ttft_ns * 1e-9, s->n_tokens > 0);
     run_json_f64_or_null(&j, "prefill_tok_s", o->prefill_s > 0 ? (double)o->prompt.n / o->prefill_s : 0,
                          o->prefill_s > 0);
@@ -165,7 +142,9 @@ static void json_document(const struct one *o)
     run_json_draft(&j, r, s);
     run_json_memory(&j, r);
     run_logits_json(&j, o->logits);
-    run_json_sampling(&j, r);
+    if (!prompt) {
+        run_json_sampling(&j, r);
+    }
     qx_json_str(&j, "device", o->loaded ? r->info.device : NULL);
     if (o->text.with_logprobs) {
         qx_json_arr(&j, "logprobs");
@@ -243,6 +222,25 @@ static void print_ids(const struct one *o)
     qx_buf_fini(&b);
 }
 
+/* --show-prompt: the text that would be tokenized, byte for byte. */
+static int show_prompt(struct one *o)
+{
+    struct run *r = o->r;
+    char *text = NULL, *rendered = NULL;
+    size_t n = 0;
+    int rc = run_read_prompt(r, &text, &n);
+    rc = rc ? rc : run_render(r, text, &rendered, &n);
+    if (rc == 0 && r->ui.json) {
+        run_text_init(&o->text, r, false);
+        json_document(o, rendered, n);
+    } else if (rc == 0) {
+        ui_out(rendered, n);
+    }
+    qx_text_free(text);
+    qx_text_free(rendered);
+    return rc;
+}
+
 int run_one(struct run *r)
 {
     struct one o = {.r = r};
@@ -250,7 +248,8 @@ int run_one(struct run *r)
     bool run_model = n > 0 || r->o.logits || r->o.draft_logits;
     int rc = run_open(r);
     if (rc == 0 && r->o.show_prompt) {
-        rc = show_prompt(r);
+        rc = show_prompt(&o);
+        run_text_fini(&o.text);
         return rc ? ui_fail(&r->ui, &r->err) : EXIT_OK;
     }
     if (rc == 0) {
@@ -279,7 +278,7 @@ int run_one(struct run *r)
     }
     if (rc == 0) {
         if (r->ui.json) {
-            json_document(&o);
+            json_document(&o, NULL, 0);
         } else if (n == 0) {
             print_ids(&o);
         }

@@ -204,11 +204,8 @@ void run_json_draft(struct qx_json_out *o, const struct run *r, const struct qx_
 {
     uint64_t rounds = run_rounds(s);
     qx_json_obj(o, "draft");
-    if (r->draft == QX_DRAFT_AUTO) {
-        qx_json_str(o, "k", "auto");
-    } else {
-        qx_json_i64(o, "k", r->draft);
-    }
+    qx_json_i64(o, "k", r->draft == QX_DRAFT_AUTO ? QX_DRAFT_MAX : r->draft);
+    qx_json_bool(o, "auto", r->draft == QX_DRAFT_AUTO);
     qx_json_u64(o, "rounds", rounds);
     qx_json_u64(o, "drafted", s->drafted);
     qx_json_u64(o, "accepted", s->accepted);
