@@ -158,9 +158,14 @@ void qx_text_stream_push(struct qx_text_stream *s, const char *p, size_t n, stru
         if (len > 0) {
             emit(s, p + i, (size_t)len, c, out);
             i += (size_t)len;
-        } else if (len == 0) {
-            invalid(s, p + i, 1, out);
-            i++;
+        } else if (len == 0) { /* as much as began a character counts as one, as when it comes in pieces */
+            size_t k = 1;
+            while (k < n - i && qx_utf8_decode(p + i, k + 1, &c) < 0) {
+                k++;
+            }
+            k = qx_utf8_decode(p + i, 1, &c) < 0 ? k : 1;
+            invalid(s, p + i, k, out);
+            i += k;
         } else {
             s->n_held = (uint8_t)(n - i);
             memcpy(s->held, p + i, n - i);
