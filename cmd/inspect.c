@@ -2,6 +2,7 @@
  * of what to print; the printers are inspect_text.c, inspect_json.c and inspect_more.c. */
 #include "inspect.h"
 
+#include "alloc.h"
 #include "backend.h"
 #include "error.h"
 #include "exit_code.h"
@@ -110,10 +111,6 @@ static int check(const struct ui *ui)
     if (o.values && !o.has_diff) {
         return usage(ui, "--values belongs to --diff");
     }
-    if (o.common.json && (o.has_tensors || o.has_why || o.has_stats)) {
-        return usage(ui, "--tensors, --why and --stats print text only; --json is for the summary and "
-                         "--diff");
-    }
     if (o.draft > QX_DRAFT_MAX || o.streams > UINT32_MAX) {
         return usage(ui, "--draft takes at most 8, --streams at most 4294967295");
     }
@@ -166,31 +163,35 @@ static int plan(struct inspect_job *j, struct qx_fit *fit, struct qx_error *err)
 
 static int print(struct inspect_job *j)
 {
-    char *text = NULL;
+    char *why = NULL;
     struct qx_error err = {0};
-    if (o.has_tensors) {
-        if (!inspect_print_tensors(j, o.tensors[0] ? o.tensors : "*")) {
-            ui_note(&j->ui, "no tensor has a name like '%s'", o.tensors);
-        }
-        return EXIT_OK;
+    int code = EXIT_OK;
+    if (o.has_why && qx_inspect_why(j->ck, o.why, &why, &err) != 0) {
+        return ui_fail(&j->ui, &err);
     }
-    if (o.has_why) {
-        if (qx_inspect_why(j->ck, o.why, &text, &err) != 0) {
-            return ui_fail(&j->ui, &err);
-        }
-        ui_out_str(text);
-        qx_text_free(text);
-        return EXIT_OK;
-    }
+    j->why = why;
+    j->tensors_glob = !o.has_tensors ? NULL : o.tensors[0] ? o.tensors : "*";
     if (o.has_stats) {
-        return inspect_stats(j, o.stats, o.svg, o.force);
+        code = inspect_stats_read(j, o.stats, o.svg, o.force);
     }
-    if (j->ui.json) {
+    if (code != EXIT_OK) {
+        /* told already */
+    } else if (j->ui.json) {
         inspect_print_json(j);
+    } else if (o.has_tensors) {
+        if (!inspect_print_tensors(j, j->tensors_glob)) {
+            ui_note(&j->ui, "no tensor has a name like '%s'", j->tensors_glob);
+        }
+    } else if (o.has_why) {
+        ui_out_str(why);
+    } else if (o.has_stats) {
+        inspect_print_stats(j);
     } else {
         inspect_print_text(j);
     }
-    return EXIT_OK;
+    qx_free((void *)(uintptr_t)j->stats);
+    qx_text_free(why);
+    return code;
 }
 
 int main(int argc, char **argv)

@@ -3,6 +3,8 @@
 
 #include "str.h"
 
+#include <string.h>
+
 static void count_or_null(struct qx_json_out *o, const char *key, bool known, uint64_t v)
 {
     if (known) {
@@ -171,6 +173,70 @@ static void put_fit(struct qx_json_out *o, const struct qx_fit *f)
     qx_json_obj_end(o);
 }
 
+static void put_tensor(struct qx_json_out *o, const struct inspect_job *j, const struct qx_tensor *t)
+{
+    const struct qx_file *f = qx_ckpt_file(j->ck, t->file);
+    qx_json_strn(o, "name", t->name, t->name_len);
+    qx_json_str(o, "dtype", qx_dtype_name((enum qx_dtype)t->dtype));
+    qx_json_arr(o, "shape");
+    for (unsigned i = 0; i < t->n_dims; i++) {
+        qx_json_u64(o, NULL, t->shape[i]);
+    }
+    qx_json_arr_end(o);
+    qx_json_u64(o, "bytes", t->size_bytes);
+    qx_json_u64(o, "offset", t->off);
+    qx_json_str(o, "file", f->name);
+    qx_json_bool(o, "readable", t->readable);
+}
+
+/* What was asked for beside the summary. */
+static void put_asked(struct qx_json_out *o, const struct inspect_job *j)
+{
+    if (j->tensors_glob) {
+        qx_json_arr(o, "tensor_list");
+        for (size_t i = 0; i < qx_ckpt_n_tensors(j->ck); i++) {
+            const struct qx_tensor *t = qx_ckpt_tensor(j->ck, i);
+            if (qx_glob_match(j->tensors_glob, t->name)) {
+                qx_json_obj(o, NULL);
+                put_tensor(o, j, t);
+                qx_json_obj_end(o);
+            }
+        }
+        qx_json_arr_end(o);
+    }
+    if (j->why) {
+        qx_json_arr(o, "why");
+        for (const char *p = j->why; *p;) {
+            const char *end = strchr(p, '\n');
+            size_t n = end ? (size_t)(end - p) : strlen(p);
+            qx_json_strn(o, NULL, p, n);
+            p += n + (end ? 1 : 0);
+        }
+        qx_json_arr_end(o);
+    }
+    if (j->stats) {
+        qx_json_arr(o, "stats");
+        for (size_t i = 0; i < j->n_stats; i++) {
+            const struct qx_value_stats *v = &j->stats[i].v;
+            qx_json_obj(o, NULL);
+            put_tensor(o, j, j->stats[i].t);
+            qx_json_u64(o, "values", v->n);
+            qx_json_u64(o, "zeros", v->n_zero);
+            qx_json_u64(o, "nan", v->n_nan);
+            qx_json_u64(o, "infinite", v->n_inf);
+            qx_json_f64(o, "min", v->min);
+            qx_json_f64(o, "max", v->max);
+            qx_json_f64(o, "mean", v->mean);
+            qx_json_f64(o, "rms", v->rms);
+            qx_json_f64(o, "bin_lo", v->bin_lo);
+            qx_json_f64(o, "bin_hi", v->bin_hi);
+            put_list(o, "bins", v->bin, QX_STATS_BINS);
+            qx_json_obj_end(o);
+        }
+        qx_json_arr_end(o);
+    }
+}
+
 void inspect_print_json(const struct inspect_job *j)
 {
     const struct qx_inspection *in = j->in;
@@ -199,6 +265,7 @@ void inspect_print_json(const struct inspect_job *j)
     }
     qx_json_arr_end(&o);
     put_fit(&o, j->fit);
+    put_asked(&o, j);
     qx_json_obj_end(&o);
     qx_buf_chr(&o.buf, '\n');
     if (!o.buf.failed) {

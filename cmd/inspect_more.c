@@ -2,6 +2,7 @@
 #include "exit_code.h"
 #include "inspect.h"
 
+#include "alloc.h"
 #include "num.h"
 #include "plot.h"
 #include "str.h"
@@ -62,15 +63,14 @@ bool inspect_print_tensors(const struct inspect_job *j, const char *glob)
 
 /* ---- stats -------------------------------------------------------------------------------------- */
 
-static void put_stats(const struct inspect_job *j, const struct qx_tensor *t,
-                      const struct qx_value_stats *s)
+static void put_stats(const struct qx_tensor *t, const struct qx_value_stats *s)
 {
     struct qx_buf b = {0};
     char shape[128];
     char n[32];
     char z[32];
     shape_text(t, shape);
-    qx_buf_escaped(&b, t->name, strlen(t->name));
+    qx_buf_escaped(&b, t->name, t->name_len);
     qx_buf_fmt(&b, "\n  %s %s, %s values, %s zero, %" PRIu64 " NaN, %" PRIu64 " infinite\n",
                qx_dtype_name((enum qx_dtype)t->dtype), shape, qx_count_text(s->n, n),
                qx_count_text(s->n_zero, z), s->n_nan, s->n_inf);
@@ -86,7 +86,6 @@ static void put_stats(const struct inspect_job *j, const struct qx_tensor *t,
         ui_out(b.p, b.n);
     }
     qx_buf_fini(&b);
-    (void)j;
 }
 
 static int write_svg(const struct inspect_job *j, const struct qx_svg *svg, const char *path, bool force)
@@ -125,48 +124,71 @@ static int write_svg(const struct inspect_job *j, const struct qx_svg *svg, cons
     return EXIT_OK;
 }
 
-int inspect_stats(const struct inspect_job *j, const char *glob, const char *svg_path, bool force)
+/* Counts what matches; 0 after a message when it is nothing or too much. */
+static size_t count_matches(const struct inspect_job *j, const char *glob, int *code)
 {
-    struct qx_svg svg;
-    uint32_t n = 0;
-    int code = EXIT_OK;
+    struct qx_error err = {0};
+    size_t n = 0;
     for (size_t i = 0; i < qx_ckpt_n_tensors(j->ck); i++) {
         n += qx_glob_match(glob, qx_ckpt_tensor(j->ck, i)->name) ? 1 : 0;
     }
+    *code = EXIT_OK;
     if (n == 0) {
-        struct qx_error err = {0};
         qx_fail(&err, QX_E_NOT_FOUND, "tensor-not-found", "no tensor has a name like '%.300s'", glob);
+        *code = ui_fail(&j->ui, &err);
+    } else if (n > STATS_MAX) {
+        qx_fail(&err, QX_E_USAGE, "usage", "--stats takes at most %d tensors, '%.300s' matches %zu",
+                STATS_MAX, glob, n);
+        *code = ui_fail(&j->ui, &err);
+        n = 0;
+    }
+    return n;
+}
+
+int inspect_stats_read(struct inspect_job *j, const char *glob, const char *svg_path, bool force)
+{
+    struct qx_error err = {0};
+    struct qx_svg svg;
+    int code;
+    size_t n = count_matches(j, glob, &code);
+    struct inspect_stat *v = n ? qx_calloc(n, sizeof *v) : NULL;
+    if (n == 0) {
+        return code;
+    }
+    if (!v) {
+        qx_fail_nomem(&err);
         return ui_fail(&j->ui, &err);
     }
-    if (n > STATS_MAX) {
-        struct qx_error err = {0};
-        qx_fail(&err, QX_E_USAGE, "usage", "'%.300s' matches %" PRIu32 " tensors, at most %d are taken",
-                glob, n, STATS_MAX);
-        return ui_fail(&j->ui, &err);
-    }
-    qx_svg_begin(&svg, j->path, n);
-    for (size_t i = 0; i < qx_ckpt_n_tensors(j->ck) && code == EXIT_OK; i++) {
+    j->stats = v;
+    for (size_t i = 0; i < qx_ckpt_n_tensors(j->ck); i++) {
         const struct qx_tensor *t = qx_ckpt_tensor(j->ck, i);
-        struct qx_value_stats s;
-        struct qx_error err = {0};
         if (!qx_glob_match(glob, t->name)) {
             continue;
         }
-        if (qx_tensor_stats(j->ck, t->name, &s, &err) != 0) {
-            code = ui_fail(&j->ui, &err);
-            break;
+        v[j->n_stats].t = t;
+        if (qx_tensor_stats(j->ck, t->name, &v[j->n_stats].v, &err) != 0) {
+            return ui_fail(&j->ui, &err);
         }
-        put_stats(j, t, &s);
-        if (svg_path) {
-            qx_svg_bars(&svg, t->name, s.bin, QX_STATS_BINS, s.bin_lo, s.bin_hi);
-        }
+        j->n_stats++;
+    }
+    if (!svg_path) {
+        return EXIT_OK;
+    }
+    qx_svg_begin(&svg, j->path, (uint32_t)j->n_stats);
+    for (size_t i = 0; i < j->n_stats; i++) {
+        qx_svg_bars(&svg, v[i].t->name, v[i].v.bin, QX_STATS_BINS, v[i].v.bin_lo, v[i].v.bin_hi);
     }
     qx_svg_end(&svg);
-    if (code == EXIT_OK && svg_path) {
-        code = write_svg(j, &svg, svg_path, force);
-    }
+    code = write_svg(j, &svg, svg_path, force);
     qx_buf_fini(&svg.buf);
     return code;
+}
+
+void inspect_print_stats(const struct inspect_job *j)
+{
+    for (size_t i = 0; i < j->n_stats; i++) {
+        put_stats(j->stats[i].t, &j->stats[i].v);
+    }
 }
 
 /* ---- diff ---------------------------------------------------------------------------------------- */

@@ -51,7 +51,7 @@ void qx_plot_bars(struct qx_buf *b, const uint64_t *v, size_t n, double lo, doub
         double w = max ? (double)sum[i] / (double)max * width_cols : 0;
         size_t cells = (size_t)(w + 0.5);
         cells = sum[i] && cells == 0 ? 1 : cells;
-        qx_buf_fmt(b, "%12.5g  %12" PRIu64 "  ", lo + step * (double)i, sum[i]);
+        qx_buf_fmt(b, "%12.5g  %12" PRIu64 "%s", lo + step * (double)i, sum[i], cells ? "  " : "");
         for (size_t k = 0; k < cells; k++) {
             qx_buf_str(b, ascii ? "#" : "█");
         }
