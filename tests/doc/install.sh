@@ -23,7 +23,7 @@ if [ "$headers" != 1 ] || [ ! -f "$prefix/include/qx.h" ]; then
     bad "installed headers: $(find "$prefix/include" -type f)"
 fi
 ok
-lib=$(find "$prefix/lib" -name 'libqx.so.0' | head -1)
+lib=$(find "$prefix" -name 'libqx.so.0' | head -1)
 [ -n "$lib" ] || bad "no libqx.so.0"
 ok
 for s in $(nm -D --defined-only "$lib" | awk '$2 != "A" {sub(/@.*/, "", $3); print $3}'); do
