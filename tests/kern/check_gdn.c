@@ -1,0 +1,59 @@
+/* check_gdn.c: cases of gdn: runs of every length class, in place and to own slots, idle rows, batches. */
+#include "kern.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static void gdn(struct kern_ctx *c, int v)
+{
+    static const struct { uint32_t kh, vh; unsigned n; struct kern_run runs[6]; } t[] = {
+        {2, 4, 1, {{1, 0, 0, -1, 3}}},
+        {1, 3, 1, {{1, 9, 0, 0, 1}}},
+        {16, 48, 1, {{1, 9, 0, 0, 1}}},
+        {2, 6, 1, {{2, 9, 0, 0, 1}}},
+        {2, 4, 1, {{5, 9, 0, 0, 2}}},
+        {2, 4, 1, {{70, 0, 0, -1, 3}}},
+        {1, 3, 1, {{33, 3, 0, 0, 1}}},
+        {2, 4, 6, {{1, 9, 0, 0, 1}, {-1, 0, 0, 0, 0}, {3, 4, 1, 1, 2}, {1, 0, 2, -1, 3}, {9, 0, 3, 3, 1}, {1, 5, 4, 4, 1}}},
+        {1, 2, 2, {{300, 0, 0, -1, 3}, {280, 0, 1, -1, 2}}},
+        {2, 2, 3, {{1, 1, 0, 0, 1}, {1, 1, 1, 1, 1}, {1, 1, 2, 2, 1}}},
+        {1, 4, 1, {{17, 0, 0, -1, 2}}},
+        {16, 48, 1, {{130, 0, 0, 0, 1}}},
+    };
+    uint32_t kh = t[v].kh, vh = t[v].vh, ch = 2 * kh * 128 + vh * 128, width = ch + vh * 128 + 2 * vh, slots;
+    struct qx_step *s = kern_step(c, t[v].runs, t[v].n, 100, &slots);
+    uint32_t n = s->n_rows;
+    struct qx_op_gdn a = {.step = s, .k_heads = kh, .v_heads = vh, .k_dim = 128, .v_dim = 128, .conv_kernel = 4,
+                          .in_stride = width, .eps = 1e-6f, .chunk = 0};
+    a.in = kern_f32(c, (size_t)n * width, 1.0f);
+    a.conv_w = kern_f32(c, (size_t)ch * 4, 0.5f);
+    a.a_log = kern_f32(c, vh, 0.5f);
+    a.dt_bias = kern_f32(c, vh, 1.0f);
+    a.norm = kern_f32(c, 128, 1.0f);
+    a.conv_slot_stride = (uint64_t)3 * ch + 8;
+    a.s_slot_stride = (uint64_t)vh * 128 * 128 + 4;
+    a.conv_state = kern_f32(c, slots * a.conv_slot_stride, 1.0f);
+    a.s = kern_f32(c, slots * a.s_slot_stride, 0.3f);
+    a.out = kern_const(c, (size_t)n * vh * 128, 0.0f);
+    a.scratch = kern_new(c, (size_t)n * (ch + 2 * vh) * 4);
+    /* rows of idle runs hold whatever: compare per run only where rows are not idle */
+    uint32_t r = 0;
+    static char names[6][8];
+    for (unsigned i = 0; i < t[v].n; ++i) {
+        int len = t[v].runs[i].len;
+        snprintf(names[i], sizeof names[i], "out%u", i);
+        if (len > 0) {
+            kern_out(c, names[i], 'f', a.out + (size_t)r * vh * 128, (size_t)len * vh * 128, 0);
+        }
+        r += (uint32_t)(len < 0 ? 1 : len);
+    }
+    kern_out(c, "conv", 'f', a.conv_state, slots * a.conv_slot_stride, 1e-30);
+    kern_out(c, "s", 'f', a.s, slots * a.s_slot_stride, 0);
+    kern_shape(c, "%u rows in %u runs, heads %u/%u", n, t[v].n, kh, vh);
+    KERN_RUN(c, gdn, a);
+}
+
+#define G(i) {"gdn", "gdn", gdn, i, 0}
+const struct kern_case kern_cases_gdn[] = {G(0), G(1), G(2), G(3), G(4), G(5), G(6), G(7), G(8), G(9), G(10), G(11),
+                                           {0, 0, 0, 0, 0}};

@@ -1,0 +1,192 @@
+/* check_matmul.c: cases of linear, hc, moe_route and moe: every format, sizes around the edges of tiles, and
+ * that a row's bits do not depend on how many rows share the launch. */
+#include "kern.h"
+
+#include <math.h>
+#include <string.h>
+
+static const uint8_t formats[] = {QX_W_BF16, QX_W_FP8, QX_W_FP8_BLOCK, QX_W_MXFP8, QX_W_NVFP4, QX_W_F16, QX_W_F32};
+
+/* variant: format + 8 * shape + 128 * kind */
+static void linear(struct kern_ctx *c, int v)
+{
+    static const uint32_t shapes[][3] = {/* rows of x, rows, columns */
+        {1, 16, 64}, {1, 100, 2560}, {2, 33, 640}, {3, 17, 320}, {5, 128, 160}, {8, 50, 6144}, {9, 20, 96},
+        {17, 130, 256}, {40, 257, 2560}, {200, 129, 640}, {1, 1, 32}, {130, 64, 6144}};
+    uint8_t f = formats[v % 8];
+    const uint32_t *s = shapes[v / 8 % 16];
+    struct qx_weight w = kern_weight(c, f, s[1], s[2], v / 128);
+    float *x = kern_f32(c, (size_t)s[0] * s[2], 1.0f), *y = kern_new(c, (size_t)s[0] * s[1] * 4);
+    kern_out(c, "y", 'f', y, (size_t)s[0] * s[1], s[0] > 16 && !c->be->precise && !c->be->host_memory ? 0 : 0);
+    kern_shape(c, "%u x %s [%u, %u] kind %d", s[0], kern_fmt_name(f), s[1], s[2], v / 128);
+    KERN_RUN(c, linear, {.n_rows = s[0], .n_weights = 1, .x = x, .x_stride = s[2], .y_stride = s[1], .w = {w}, .y = y});
+}
+
+/* Six matrices of different formats and an output that is added to. */
+static void several(struct kern_ctx *c, int v)
+{
+    static const uint32_t rows[] = {1, 3, 8, 24};
+    uint32_t m = rows[v], k = 256;
+    static const uint32_t n[6] = {100, 16, 3, 64, 17, 48};
+    struct qx_op_linear a = {.n_rows = m, .n_weights = 6, .acc = true, .x_stride = k + 4, .y_stride = 260};
+    a.x = kern_f32(c, (size_t)m * (k + 4), 1.0f);
+    for (int j = 0; j < 6; ++j) {
+        a.w[j] = kern_weight(c, formats[j], n[j], k, 0);
+    }
+    a.y = kern_f32(c, (size_t)m * 260, 1.0f);
+    kern_out(c, "y", 'f', a.y, (size_t)m * 260, 0);
+    kern_shape(c, "%u rows, six formats, added", m);
+    KERN_RUN(c, linear, a);
+}
+
+/* Odd widths and odd addresses take the slow path. */
+static void odd(struct kern_ctx *c, int v)
+{
+    uint32_t k = v ? 50 : 72, m = 3;
+    struct qx_weight w = kern_weight(c, v ? QX_W_BF16 : QX_W_FP8, 21, k, 0);
+    float *x = kern_f32(c, (size_t)m * k, 1.0f), *y = kern_new(c, (size_t)m * 21 * 4);
+    kern_out(c, "y", 'f', y, (size_t)m * 21, 0);
+    kern_shape(c, "%s [21, %u]", kern_fmt_name(w.fmt), k);
+    KERN_RUN(c, linear, {.n_rows = m, .n_weights = 1, .x = x, .x_stride = k, .y_stride = 21, .w = {w}, .y = y});
+}
+
+/* variant: format + 8 * shape */
+static void hc(struct kern_ctx *c, int v)
+{
+    static const uint32_t shapes[][5] = {/* rows, streams, hidden, rank, with inject and write-back */
+        {1, 4, 64, 16, 3}, {1, 4, 2560, 320, 3}, {3, 4, 256, 32, 1}, {8, 4, 640, 80, 3}, {2, 4, 2560, 320, 2},
+        {11, 4, 128, 16, 3}, {5, 2, 384, 48, 3}, {30, 4, 256, 32, 3}};
+    const uint32_t *s = shapes[v / 8];
+    uint8_t f = formats[v % 8];
+    uint32_t n = s[0], C = s[1], H = s[2], R = s[3];
+    struct qx_op_hc a = {.n_rows = n, .n_streams = C, .hidden = H, .rank = R, .eps = 1e-6f};
+    a.x = kern_f32(c, (size_t)n * C * H, 2.0f);
+    a.norm = kern_f32(c, (size_t)C * H, 0.2f);
+    a.down = kern_weight(c, f, R, C * H, 0);
+    a.up = kern_weight(c, f == QX_W_NVFP4 && R % 32 ? QX_W_BF16 : f == QX_W_MXFP8 && R % 32 ? QX_W_BF16 : f, C * H, R, 0);
+    if (s[4] & 1) {
+        a.inject = kern_weight(c, QX_W_BF16, C, C * H, 0);
+        a.inj_out = kern_new(c, (size_t)n * C * 4);
+        kern_out(c, "inj", 'f', a.inj_out, (size_t)n * C, 0);
+    }
+    if (s[4] & 2) {
+        a.y = kern_f32(c, (size_t)n * H, 1.0f);
+        a.inj_in = kern_f32(c, (size_t)n * C, 1.0f);
+    }
+    a.m = kern_new(c, (size_t)n * H * 4);
+    a.scratch = kern_new(c, (size_t)n * (C * H + R) * 4);
+    kern_out(c, "m", 'f', a.m, (size_t)n * H, 0);
+    kern_out(c, "x", 'f', a.x, (size_t)n * C * H, 0);
+    kern_shape(c, "%u rows, %u x %u, rank %u, %s", n, C, H, R, kern_fmt_name(f));
+    KERN_RUN(c, hc, a);
+}
+
+static void hc_write(struct kern_ctx *c, int v)
+{
+    uint32_t n = 5, C = 4, H = 96;
+    float *x = kern_f32(c, n * C * H, 1.0f);
+    kern_out(c, "x", 'f', x, n * C * H, 0);
+    KERN_RUN(c, hc, {.n_rows = n, .n_streams = C, .hidden = H, .x = x, .y = kern_f32(c, n * H, 1.0f),
+                     .inj_in = v ? kern_f32(c, n * C, 1.0f) : NULL});
+}
+
+static void route(struct kern_ctx *c, int v)
+{
+    static const uint32_t shapes[][4] = {{1, 512, 10, 2560}, {8, 512, 10, 2560}, {3, 4, 2, 64}, {20, 8, 3, 256},
+                                         {2, 700, 12, 128}, {5, 512, 10, 256}};
+    const uint32_t *s = shapes[v % 8];
+    uint32_t n = s[0], E = s[1], k = s[2], H = s[3];
+    struct qx_weight g = kern_weight(c, QX_W_BF16, E, H, 0);
+    float *m = kern_f32(c, (size_t)n * H, 1.0f);
+    if (v >= 8) { /* ties: whole numbers, exact in any order of sums */
+        int16_t *h = malloc((size_t)E * H * 2);
+        for (size_t i = 0; i < (size_t)E * H; ++i) {
+            h[i] = (int16_t)qx_f32_to_bf16(i % H < 3 ? (float)kern_below(c, 3) : 0.0f);
+        }
+        g.codes = kern_put(c, h, (size_t)E * H * 2);
+        free(h);
+        m = kern_const(c, (size_t)n * H, 1.0f);
+    }
+    int32_t *e = kern_new(c, (size_t)n * k * 4);
+    float *w = kern_new(c, (size_t)n * k * 4);
+    kern_out(c, "expert", 'i', e, (size_t)n * k, 0);
+    kern_out(c, "weight", 'f', w, (size_t)n * k, 1e-5); /* an error of a logit enters the exponent as it is */
+    kern_shape(c, "%u rows, %u of %u, hidden %u%s", n, k, E, H, v >= 8 ? ", ties" : "");
+    KERN_RUN(c, moe_route, {.n_rows = n, .hidden = H, .n_experts = E, .k = k, .norm = v % 2 == 0, .m = m, .gate = g,
+                            .logits = kern_new(c, (size_t)n * E * 4), .expert = e, .weight = w});
+}
+
+/* variant: format + 8 * shape */
+static void moe(struct kern_ctx *c, int v)
+{
+    static const uint32_t shapes[][6] = {/* rows, experts, k, hidden, inter, shared inter */
+        {1, 8, 3, 256, 128, 128}, {1, 4, 2, 64, 160, 32}, {2, 24, 10, 2560, 640, 640}, {8, 16, 4, 256, 192, 64},
+        {5, 6, 6, 128, 96, 96}, {13, 8, 3, 256, 128, 128}, {70, 8, 3, 256, 128, 128}, {300, 16, 4, 512, 160, 64}};
+    const uint32_t *s = shapes[v / 8];
+    uint8_t f = formats[v % 8];
+    uint32_t n = s[0], E = s[1], k = s[2], H = s[3], I = s[4], S = s[5];
+    struct qx_weight w[3][32];
+    for (uint32_t e = 0; e < E; ++e) {
+        w[0][e] = kern_weight(c, f, I, H, 0);
+        w[1][e] = kern_weight(c, f, I, H, 0);
+        w[2][e] = kern_weight(c, f, H, I, 0);
+    }
+    struct qx_op_moe a = {.n_rows = n, .k = k, .s_inter = S};
+    a.experts = (struct qx_experts){.n_experts = E, .hidden = H, .inter = I};
+    a.experts.gate = kern_put(c, w[0], E * sizeof w[0][0]);
+    a.experts.up = kern_put(c, w[1], E * sizeof w[0][0]);
+    a.experts.down = kern_put(c, w[2], E * sizeof w[0][0]);
+    int32_t *e = malloc((size_t)n * k * 4);
+    float *g = malloc((size_t)n * k * 4);
+    for (uint32_t r = 0; r < n; ++r) {
+        for (uint32_t j = 0; j < k; ++j) {
+            bool again;
+            do {
+                /* a crowd at the first experts: many rows share them, some have none */
+                e[r * k + j] = (int32_t)(kern_below(c, E) * kern_below(c, E) / E);
+                e[r * k + j] = kern_below(c, 4) ? e[r * k + j] : (int32_t)kern_below(c, E);
+                again = false;
+                for (uint32_t i = 0; i < j; ++i) {
+                    again = again || e[r * k + i] == e[r * k + j];
+                }
+            } while (again);
+            g[r * k + j] = fabsf(kern_uniform(c));
+        }
+    }
+    a.expert = kern_put(c, e, (size_t)n * k * 4);
+    a.weight = kern_put(c, g, (size_t)n * k * 4);
+    free(e);
+    free(g);
+    a.m = kern_f32(c, (size_t)n * H, 1.0f);
+    uint8_t fs = v % 8 == 4 ? QX_W_BF16 : f;
+    a.s_gate = kern_weight(c, fs, S, H, 0);
+    a.s_up = kern_weight(c, fs, S, H, 0);
+    a.s_down = kern_weight(c, fs, H, S, 0);
+    a.s_gate_vec = kern_weight(c, QX_W_BF16, 1, H, 0);
+    a.y = kern_new(c, (size_t)n * H * 4);
+    a.scratch = kern_new(c, (size_t)n * (k * (I + H) + S + H + 1) * 4);
+    a.iscratch = kern_new(c, ((size_t)n * k + 3 * E + 8) * 4);
+    kern_out(c, "y", 'f', a.y, (size_t)n * H, 0);
+    kern_shape(c, "%u rows, %u of %u, hidden %u, inter %u+%u, %s", n, k, E, H, I, S, kern_fmt_name(f));
+    KERN_RUN(c, moe, a);
+}
+
+#define L(f, s, k) {"linear", "linear", linear, (f) + 8 * (s) + 128 * (k), 0}
+#define LS(s) L(0, s, 0), L(1, s, 0), L(2, s, 0), L(3, s, 0), L(4, s, 0), L(5, s, 0), L(6, s, 0)
+#define LK(k) L(0, 1, k), L(1, 1, k), L(2, 1, k), L(3, 1, k), L(4, 1, k), L(0, 8, k), L(1, 8, k), L(2, 8, k), L(3, 8, k), L(4, 8, k)
+#define H(f, s) {"hc", "hc", hc, (f) + 8 * (s), 0}
+#define M(f, s) {"moe", "moe", moe, (f) + 8 * (s), 0}
+const struct kern_case kern_cases_matmul[] = {
+    LS(0), LS(1), LS(2), LS(3), LS(4), LS(5), LS(6), LS(7), LS(8), LS(9), LS(10), LS(11), LK(1), LK(2), LK(3),
+    {"linear", "several", several, 0, 0}, {"linear", "several", several, 1, 0}, {"linear", "several", several, 2, 0},
+    {"linear", "several", several, 3, 0}, {"linear", "odd", odd, 0, 0}, {"linear", "odd", odd, 1, 0},
+    H(0, 0), H(0, 1), H(0, 2), H(0, 3), H(0, 4), H(0, 5), H(0, 6), H(0, 7), H(1, 1), H(2, 1), H(3, 1), H(4, 1), H(5, 2),
+    H(6, 3), H(3, 3), H(4, 7), H(1, 7), H(2, 7), H(3, 7), H(6, 7),
+    {"hc", "write", hc_write, 0, 0}, {"hc", "write", hc_write, 1, 0},
+    {"moe_route", "route", route, 0, 0}, {"moe_route", "route", route, 1, 0}, {"moe_route", "route", route, 2, 0},
+    {"moe_route", "route", route, 3, 0}, {"moe_route", "route", route, 4, 0}, {"moe_route", "route", route, 5, 0},
+    {"moe_route", "ties", route, 8, 0}, {"moe_route", "ties", route, 9, 0}, {"moe_route", "ties", route, 13, 0},
+    M(0, 0), M(1, 0), M(2, 0), M(3, 0), M(4, 0), M(5, 0), M(6, 0), M(0, 1), M(1, 1), M(2, 1), M(3, 1), M(4, 1),
+    M(4, 2), M(2, 2), M(0, 3), M(2, 3), M(4, 3), M(0, 4), M(3, 4), M(4, 4), M(0, 5), M(4, 5), M(6, 5), M(0, 6), M(1, 6),
+    M(2, 6), M(3, 6), M(4, 6), M(6, 6), M(4, 7), M(0, 7), M(2, 7),
+    {0, 0, 0, 0, 0}};

@@ -1,0 +1,184 @@
+/* check_qsa.c: cases of qsa_prepare, qsa_select and qsa_attend over paged caches of both element types. */
+#include "kern.h"
+
+#include <math.h>
+#include <string.h>
+
+struct caches { struct qx_kv kv; size_t n_kv, n_raw, n_pooled; };
+
+/* Caches for n_seqs sequences of max_pages pages, filled, with the pages in a random order. whole: values are
+ * whole numbers, so that sums are exact. */
+static struct caches make_kv(struct kern_ctx *c, uint32_t n_seqs, uint32_t max_pages, uint32_t page, uint32_t heads,
+                             uint32_t dim, uint32_t idim, uint32_t ratio, bool bf16, bool whole)
+{
+    struct caches k = {.kv = {.page_tokens = page, .max_pages = max_pages, .bf16 = bf16}};
+    uint32_t pages = n_seqs * max_pages;
+    int32_t *tab = malloc(pages * 4);
+    for (uint32_t i = 0; i < pages; ++i) {
+        tab[i] = (int32_t)i;
+    }
+    for (uint32_t i = pages - 1; i > 0; --i) {
+        uint32_t j = kern_below(c, i + 1);
+        int32_t x = tab[i];
+        tab[i] = tab[j];
+        tab[j] = x;
+    }
+    k.kv.page_table = kern_put(c, tab, pages * 4);
+    free(tab);
+    k.n_kv = (size_t)pages * page * heads * dim;
+    k.n_raw = (size_t)pages * page * idim;
+    k.n_pooled = (size_t)pages * (page / ratio) * idim;
+    size_t n[4] = {k.n_kv, k.n_kv, k.n_raw, k.n_pooled};
+    void *p[4];
+    for (int i = 0; i < 4; ++i) {
+        float *f = malloc(n[i] * 4 + 4);
+        uint16_t *b = malloc(n[i] * 2 + 4);
+        for (size_t j = 0; j < n[i]; ++j) {
+            f[j] = whole ? (float)kern_below(c, 5) - 2.0f : kern_normal(c);
+            b[j] = qx_f32_to_bf16(f[j]);
+        }
+        p[i] = bf16 ? kern_put(c, b, n[i] * 2) : kern_put(c, f, n[i] * 4);
+        free(f);
+        free(b);
+    }
+    k.kv.k = p[0];
+    k.kv.v = p[1];
+    k.kv.raw = p[2];
+    k.kv.pooled = p[3];
+    return k;
+}
+
+static void prepare(struct kern_ctx *c, int v)
+{
+    static const struct { uint32_t heads, kvh; unsigned n; struct kern_run runs[4]; bool bf16; } t[] = {
+        {4, 2, 1, {{1, 0, 0, -1, 0}}, false},
+        {24, 2, 1, {{1, 63, 0, -1, 0}}, true},
+        {4, 2, 1, {{13, 2, 0, -1, 0}}, false},
+        {4, 2, 1, {{13, 1, 1, -1, 0}}, true},
+        {4, 2, 4, {{1, 3, 0, -1, 0}, {-1, 0, 0, -1, 0}, {6, 30, 1, -1, 0}, {1, 7, 2, -1, 0}}, false},
+        {2, 1, 1, {{60, 0, 0, -1, 0}}, true},
+    };
+    uint32_t nh = t[v].heads, kvh = t[v].kvh, D = 256, ih = 4, id = 128;
+    uint32_t width = nh * 2 * D + 2 * kvh * D + (ih + 1) * id;
+    struct qx_step *s = kern_step(c, t[v].runs, t[v].n, 100, NULL);
+    struct caches k = make_kv(c, 3, 4, 16, kvh, D, id, 4, t[v].bf16, false);
+    float fr[32];
+    for (int i = 0; i < 32; ++i) {
+        fr[i] = (float)pow(1e7, -2.0 * i / 64.0);
+    }
+    struct qx_op_qsa_prepare a = {.step = s, .n_heads = nh, .n_kv_heads = kvh, .head_dim = D, .i_heads = ih, .i_dim = id,
+                                  .ratio = 4, .in_stride = width, .eps = 1e-6f, .kv = k.kv};
+    a.in = kern_f32(c, (size_t)s->n_rows * width, 1.5f);
+    a.q_norm = kern_f32(c, D, 0.3f);
+    a.k_norm = kern_f32(c, D, 0.3f);
+    a.iq_norm = kern_f32(c, id, 0.3f);
+    a.ik_norm = kern_f32(c, id, 0.3f);
+    a.rope = (struct qx_rope){.freq = kern_put(c, fr, sizeof fr), .rotary_dim = 64, .scale = v == 2 ? 1.1f : 1.0f};
+    a.q = kern_const(c, (size_t)s->n_rows * nh * D, 0.0f);
+    a.iq = kern_const(c, (size_t)s->n_rows * ih * id, 0.0f);
+    if (t[v].n == 1) {
+        kern_out(c, "q", 'f', a.q, (size_t)s->n_rows * nh * D, 0);
+        kern_out(c, "iq", 'f', a.iq, (size_t)s->n_rows * ih * id, 0);
+    }
+    char type = t[v].bf16 ? 'b' : 'f';
+    /* a value half way between two bfloat16 may round either way: few do, each by 2^-8 */
+    double bound = t[v].bf16 ? 2e-4 : 0.0;
+    kern_out(c, "k", type, k.kv.k, k.n_kv, bound);
+    kern_out(c, "v", type, k.kv.v, k.n_kv, 1e-30);
+    kern_out(c, "raw", type, k.kv.raw, k.n_raw, 1e-30);
+    kern_out(c, "pooled", type, k.kv.pooled, k.n_pooled, bound);
+    kern_shape(c, "%u rows, heads %u/%u, %s caches", s->n_rows, nh, kvh, t[v].bf16 ? "bf16" : "f32");
+    KERN_RUN(c, qsa_prepare, a);
+}
+
+static void select_(struct kern_ctx *c, int v)
+{
+    static const struct { unsigned n; struct kern_run runs[4]; uint32_t budget, seqs, pages; bool bf16, whole; } t[] = {
+        {1, {{1, 2, 0, -1, 0}}, 8, 1, 4, false, true},
+        {1, {{1, 63, 0, -1, 0}}, 8, 1, 4, false, true},
+        {1, {{70, 0, 1, -1, 0}}, 8, 2, 8, true, true},
+        {1, {{1, 16000, 0, -1, 0}}, 512, 1, 1024, true, true},
+        {1, {{3, 15001, 0, -1, 0}}, 512, 1, 1024, true, false},
+        {4, {{1, 99, 0, -1, 0}, {-1, 0, 0, -1, 0}, {6, 30, 1, -1, 0}, {1, 7, 2, -1, 0}}, 8, 3, 8, false, true},
+        {1, {{20, 2040, 0, -1, 0}}, 512, 1, 160, true, true},
+        {1, {{1, 131071, 0, -1, 0}}, 512, 1, 8192, true, true},
+    };
+    uint32_t ih = 4, id = 128, budget = t[v].budget, page = 16;
+    struct qx_step *s = kern_step(c, t[v].runs, t[v].n, 100, NULL);
+    struct caches k = make_kv(c, t[v].seqs, t[v].pages, page, 1, 4, id, 4, t[v].bf16, t[v].whole);
+    uint32_t n = s->n_rows, cap = t[v].pages * page / 4;
+    float *h = malloc((size_t)n * ih * id * 4);
+    for (size_t i = 0; i < (size_t)n * ih * id; ++i) {
+        h[i] = t[v].whole ? (float)kern_below(c, 3) - 1.0f : kern_normal(c);
+        h[i] = t[v].whole && i % id >= 6 ? 0.0f : h[i]; /* few values: many ties */
+    }
+    float *iq = kern_put(c, h, (size_t)n * ih * id * 4);
+    free(h);
+    int32_t *block = kern_new(c, (size_t)n * budget * 4), *nb = kern_new(c, n * 4);
+    /* entries past n_block are not written; compare what is: all of a row when it is full */
+    int32_t *zero = calloc((size_t)n * budget, 4);
+    if (c->be->upload(c->q, block, zero, (size_t)n * budget * 4) || c->be->wait(c->q, NULL)) {
+        c->rc = -1;
+    }
+    free(zero);
+    kern_out(c, "block", 'i', block, (size_t)n * budget, 0);
+    if (t[v].n == 1) {
+        kern_out(c, "n_block", 'i', nb, n, 0);
+    }
+    kern_shape(c, "%u rows to position %d, budget %u%s", n, t[v].runs[0].pos0 + t[v].runs[0].len - 1, budget,
+               t[v].whole ? ", ties" : "");
+    KERN_RUN(c, qsa_select, {.step = s, .i_heads = ih, .i_dim = id, .ratio = 4, .budget_blocks = budget, .iq = iq,
+                             .kv = k.kv, .max_blocks = cap, .scores = kern_new(c, (size_t)n * cap * 4),
+                             .block = block, .n_block = nb});
+}
+
+static void attend(struct kern_ctx *c, int v)
+{
+    static const struct { uint32_t heads, kvh, budget; unsigned n; struct kern_run runs[3]; uint32_t pages; bool bf16; }
+        t[] = {
+            {4, 2, 8, 1, {{1, 0, 0, -1, 0}}, 4, false},
+            {24, 2, 512, 1, {{1, 2600, 0, -1, 0}}, 200, true},
+            {4, 2, 8, 1, {{60, 0, 0, -1, 0}}, 4, false},
+            {4, 2, 8, 1, {{64, 0, 0, -1, 0}}, 4, true},
+            {24, 2, 512, 1, {{3, 2047, 0, -1, 0}}, 200, true},
+            {6, 1, 64, 2, {{1, 299, 0, -1, 0}, {2, 77, 1, -1, 0}}, 20, false},
+            {24, 2, 512, 1, {{40, 2500, 0, -1, 0}}, 200, true},
+            {12, 1, 512, 1, {{140, 0, 0, -1, 0}}, 20, true},
+        };
+    uint32_t nh = t[v].heads, kvh = t[v].kvh, D = 256, budget = t[v].budget, width = nh * 2 * D + 8;
+    struct qx_step *s = kern_step(c, t[v].runs, t[v].n, 100, NULL);
+    struct caches k = make_kv(c, 2, t[v].pages, 16, kvh, D, 4, 4, t[v].bf16, false);
+    uint32_t n = s->n_rows, r = 0;
+    int32_t *block = calloc((size_t)n * budget, 4), *nb = calloc(n, 4);
+    for (unsigned i = 0; i < t[v].n; ++i) {
+        for (int j = 0; j < t[v].runs[i].len; ++j, ++r) {
+            uint32_t all = (uint32_t)(t[v].runs[i].pos0 + j + 1) / 4, take = all < budget ? all : budget, got = 0;
+            for (uint32_t b = 0; b < all; ++b) { /* a random ascending choice */
+                if (kern_below(c, all - b) < take - got) {
+                    block[r * budget + got++] = (int32_t)b;
+                }
+            }
+            nb[r] = (int32_t)take;
+        }
+    }
+    float *o = kern_new(c, (size_t)n * nh * D * 4);
+    kern_out(c, "o", 'f', o, (size_t)n * nh * D, 0);
+    kern_shape(c, "%u rows to position %d, heads %u/%u, budget %u, %s", n, t[v].runs[0].pos0 + t[v].runs[0].len - 1, nh,
+               kvh, budget, t[v].bf16 ? "bf16" : "f32");
+    struct qx_op_qsa_attend a = {.step = s, .n_heads = nh, .n_kv_heads = kvh, .head_dim = D, .ratio = 4,
+                                 .budget_blocks = budget, .in_stride = width, .kv = k.kv, .o = o};
+    a.q = kern_f32(c, (size_t)n * nh * D, 1.0f);
+    a.in = kern_f32(c, (size_t)n * width, 1.0f);
+    a.block = kern_put(c, block, (size_t)n * budget * 4);
+    a.n_block = kern_put(c, nb, n * 4);
+    a.scratch = kern_new(c, (size_t)n * nh * (D + 2) * QX_ATTEND_SPLITS * 4);
+    free(block);
+    free(nb);
+    KERN_RUN(c, qsa_attend, a);
+}
+
+#define P(i) {"qsa_prepare", "prepare", prepare, i, 0}
+#define S(i) {"qsa_select", "select", select_, i, 0}
+#define A(i) {"qsa_attend", "attend", attend, i, 0}
+const struct kern_case kern_cases_qsa[] = {P(0), P(1), P(2), P(3), P(4), P(5), S(0), S(1), S(2), S(3), S(4), S(5), S(6),
+                                           S(7), A(0), A(1), A(2), A(3), A(4), A(5), A(6), A(7), {0, 0, 0, 0, 0}};
