@@ -309,6 +309,7 @@ int qx_model_load(struct qx_model **out, const struct qx_ckpt *ck, const struct 
     if (rc) {
         goto out;
     }
+    m->be->precise = opts->precise;
     m->kv_bf16 = !m->be->host_memory && !opts->precise;
     m->gdn_chunk = m->be->host_memory ? 0 : 64;
     m->mtp.loaded = (opts->mtp || opts->draft_max) && has_mtp(m);
