@@ -1,4 +1,5 @@
-/* quantize.c: see quantize.h. The choice of loops, and everything that is not a loop over values. */
+/* quantize.c: see quantize.h. The choice of loops, and everything that is not a loop over values.
+ */
 #include "quantize.h"
 
 #include "alloc.h"
@@ -53,7 +54,8 @@ double qx_quant_rel_rms(double err_sq, double sum_sq)
 float qx_nvfp4_global(float amax)
 {
     float g = amax / 2688.0f;
-    /* Zeros only: any positive scale. Values so small that the quotient vanishes: the least normal. */
+    /* Zeros only: any positive scale. Values so small that the quotient vanishes: the least normal.
+     */
     return amax > 0.0f ? (g < FLT_MIN ? FLT_MIN : g) : 1.0f / 2688.0f;
 }
 
@@ -63,8 +65,9 @@ void qx_nvfp4_quantize(const float *x, size_t n_rows, size_t cols, float global,
     loops()->nvfp4(x, n_rows, cols, global, search, codes, scales, st);
 }
 
-void qx_nvfp4_quantize_level(enum qx_simd level, const float *x, size_t n_rows, size_t cols, float global,
-                             bool search, uint8_t *codes, uint8_t *scales, struct qx_quant_stats *st)
+void qx_nvfp4_quantize_level(enum qx_simd level, const float *x, size_t n_rows, size_t cols,
+                             float global, bool search, uint8_t *codes, uint8_t *scales,
+                             struct qx_quant_stats *st)
 {
     loops_at(level)->nvfp4(x, n_rows, cols, global, search, codes, scales, st);
 }
@@ -117,8 +120,8 @@ void qx_fp8_quantize(const float *x, size_t n_rows, size_t cols, float scale, fl
     loops()->fp8(x, n_rows, cols, scale, plain_scale, codes, st);
 }
 
-int qx_fp8_block_quantize(const float *x, size_t rows, size_t cols, uint8_t *codes, uint16_t *scales,
-                          struct qx_quant_stats *st, struct qx_error *err)
+int qx_fp8_block_quantize(const float *x, size_t rows, size_t cols, uint8_t *codes,
+                          uint16_t *scales, struct qx_quant_stats *st, struct qx_error *err)
 {
     const struct qx_quant_loops *l = loops();
     size_t block_cols = (size_t)qx_ceil_div(cols, QX_FP8_BLOCK_SIDE);
@@ -142,7 +145,8 @@ int qx_fp8_block_quantize(const float *x, size_t rows, size_t cols, uint8_t *cod
             double max, e = l->block(p, cols, nr, nc, plain, &st->plain_max_err);
             double best_err = e * (1.0 - 1e-5);
             uint16_t bits = qx_f32_to_bf16(plain);
-            /* The mantissa decides where values fall between codes: a coarse look over an octave. */
+            /* The mantissa decides where values fall between codes: a coarse look over an octave.
+             */
             for (int d = -112; amax > 0.0f && d <= 16; d += 8) {
                 int b = bits + d;
                 if (d == 0 || b < 0x0080 || b >= 0x7f80) {
@@ -155,7 +159,8 @@ int qx_fp8_block_quantize(const float *x, size_t rows, size_t cols, uint8_t *cod
                     best = qx_bf16_to_f32((uint16_t)b);
                 }
             }
-            scales[r0 / QX_FP8_BLOCK_SIDE * block_cols + c0 / QX_FP8_BLOCK_SIDE] = qx_f32_to_bf16(best);
+            scales[r0 / QX_FP8_BLOCK_SIDE * block_cols + c0 / QX_FP8_BLOCK_SIDE] =
+                qx_f32_to_bf16(best);
             for (size_t r = 0; r < nr; r++) {
                 struct qx_quant_stats one = {0};
                 l->fp8(p + r * cols, 1, nc, best, plain, codes + (r0 + r) * cols + c0, &one);
@@ -166,7 +171,8 @@ int qx_fp8_block_quantize(const float *x, size_t rows, size_t cols, uint8_t *cod
             }
         }
         for (size_t r = 0; r < nr; r++) {
-            struct qx_row_sums sums = {.sum_sq = row[3 * r], .err = row[3 * r + 1], .plain = row[3 * r + 2]};
+            struct qx_row_sums sums = {
+                .sum_sq = row[3 * r], .err = row[3 * r + 1], .plain = row[3 * r + 2]};
             qx_count_row(&sums, st);
         }
     }

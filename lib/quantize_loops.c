@@ -1,9 +1,9 @@
-/* quantize_loops.c: the inner loops of quantize.c. The build compiles this file once for every set of
- * instructions, with LANES floats a vector and SET as the name of the set.
+/* quantize_loops.c: the inner loops of quantize.c. The build compiles this file once for every set
+ * of instructions, with LANES floats a vector and SET as the name of the set.
  *
- * For NVFP4 a lane is a block, so that a block's error is summed in the same order on every processor and
- * no sum crosses lanes. Multiplications and additions are never fused (build flag), which would change
- * the bytes. */
+ * For NVFP4 a lane is a block, so that a block's error is summed in the same order on every
+ * processor and no sum crosses lanes. Multiplications and additions are never fused (build flag),
+ * which would change the bytes. */
 #include "quantize_loops.h"
 
 #include "codes.h"
@@ -24,12 +24,12 @@
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 
-/* Scales tried besides the plain one: codes below (clipping the largest value) and above it (the largest
- * value at 4 instead of 6 and beyond). */
+/* Scales tried besides the plain one: codes below (clipping the largest value) and above it (the
+ * largest value at 4 instead of 6 and beyond). */
 #define BELOW 2
 #define ABOVE 6
-/* Rounding of the error sums: 16 terms, each within two ulps. A candidate must beat the plain scale by
- * more than this to be sure to be better. */
+/* Rounding of the error sums: 16 terms, each within two ulps. A candidate must beat the plain scale
+ * by more than this to be sure to be better. */
 #define MARGIN 1e-5f
 
 static inline vf as_f(vi v)
@@ -124,7 +124,8 @@ static inline vf reciprocal(vf s, float global)
     return pick(inv <= FLT_MAX, inv, splat(0.0f));
 }
 
-/* Squared error of 16 blocks, x [16][lane] magnitudes, under scales c; the largest error beside it. */
+/* Squared error of 16 blocks, x [16][lane] magnitudes, under scales c; the largest error beside it.
+ */
 static inline vf blocks_error(const vf *x, vi c, float global, vf *max)
 {
     vf s = e4m3(c), inv = reciprocal(s, global), sum = {0}, top = {0};
@@ -142,11 +143,13 @@ static inline vf blocks_error(const vf *x, vi c, float global, vf *max)
     return sum;
 }
 
-struct block_stats { vf sum_sq, err, plain_err, max, plain_max; };
+struct block_stats {
+    vf sum_sq, err, plain_err, max, plain_max;
+};
 
 /* LANES blocks at x [LANES][16]. */
-static inline void nvfp4_lanes(const float *x, float global, bool search, uint8_t *codes, uint8_t *scales,
-                        struct block_stats *st)
+static inline void nvfp4_lanes(const float *x, float global, bool search, uint8_t *codes,
+                               uint8_t *scales, struct block_stats *st)
 {
     vf m[16], amax = {0}, sum_sq = {0};
     vi sign[16];
@@ -232,8 +235,9 @@ static void nvfp4_all(const float *x, size_t n_rows, size_t cols, float global, 
             rows.err += (double)bs.err[i];
             rows.plain += (double)bs.plain_err[i];
             st->max_err = (double)bs.max[i] > st->max_err ? (double)bs.max[i] : st->max_err;
-            st->plain_max_err =
-                (double)bs.plain_max[i] > st->plain_max_err ? (double)bs.plain_max[i] : st->plain_max_err;
+            st->plain_max_err = (double)bs.plain_max[i] > st->plain_max_err
+                                    ? (double)bs.plain_max[i]
+                                    : st->plain_max_err;
             if (++rows.at == rows.blocks_per_row) {
                 qx_count_row(&rows, st);
             }
@@ -263,8 +267,8 @@ static inline vf e4m3_values(vi c)
 
 /* One row: codes (may be NULL), and error sums. PARTS partial sums whatever LANES is, so that every
  * processor adds in the same order. */
-static inline void fp8_row(const float *x, size_t n, float scale, float inv, uint8_t *codes, double *err,
-                           double *max, double *sum_sq)
+static inline void fp8_row(const float *x, size_t n, float scale, float inv, uint8_t *codes,
+                           double *err, double *max, double *sum_sq)
 {
     vf e[PARTS / LANES] = {0}, top = {0}, sq[PARTS / LANES] = {0};
     for (size_t i = 0; i < n; i += PARTS) {
@@ -306,19 +310,20 @@ static float inverse(float scale)
     return inv <= FLT_MAX ? inv : 0.0f;
 }
 
-static void fp8_all(const float *x, size_t n_rows, size_t cols, float scale, float plain, uint8_t *codes,
-                    struct qx_quant_stats *st)
+static void fp8_all(const float *x, size_t n_rows, size_t cols, float scale, float plain,
+                    uint8_t *codes, struct qx_quant_stats *st)
 {
     struct qx_row_sums rows = {0};
     for (size_t r = 0; r < n_rows; r++) {
         double sq;
-        fp8_row(x + r * cols, cols, scale, inverse(scale), codes + r * cols, &rows.err, &st->max_err,
-                &rows.sum_sq);
+        fp8_row(x + r * cols, cols, scale, inverse(scale), codes + r * cols, &rows.err,
+                &st->max_err, &rows.sum_sq);
         if (plain == scale) {
             rows.plain = rows.err;
             st->plain_max_err = st->max_err > st->plain_max_err ? st->max_err : st->plain_max_err;
         } else {
-            fp8_row(x + r * cols, cols, plain, inverse(plain), NULL, &rows.plain, &st->plain_max_err, &sq);
+            fp8_row(x + r * cols, cols, plain, inverse(plain), NULL, &rows.plain,
+                    &st->plain_max_err, &sq);
         }
         qx_count_row(&rows, st);
     }

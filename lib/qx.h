@@ -686,6 +686,83 @@ QX_API int qx_ckpt_diff(struct qx_findings **out, const struct qx_ckpt *a, const
                         bool with_values, struct qx_error *err);
 QX_API void qx_findings_free(struct qx_findings *fs);
 
+/* ---- repacking ---------------------------------------------------------------------------- */
+
+/* What to store differently. Formats: table BF16, FP8 or NVFP4; experts BF16, FP8_BLOCK or NVFP4. */
+struct qx_repack_opts {
+    enum qx_format table, experts; /* QX_F_NONE: as stored */
+    uint64_t table_shards;         /* 0: as stored */
+    uint32_t rank, n_ranks;        /* only the table rows of one rank; n_ranks 0: all */
+    bool row_layout;               /* the table in qx's own row layout (qx-pack(5)) */
+    bool canonical_names, drop_vision, drop_mtp;
+    bool plain_scales;             /* round to nearest with amax scales: no search */
+    uint64_t max_shard_bytes;      /* 0: files as they are */
+    bool force;                    /* replace an existing output */
+    bool resume;                   /* go on with an unfinished output of the same plan */
+    bool verify;                   /* read everything again and compare */
+    uint32_t n_threads;            /* 0: all processors; the output does not depend on it */
+    /* Told how many bytes are written; non-zero stops with QX_E_INTERRUPTED and leaves what can be
+     * resumed. May be NULL. */
+    int (*progress)(void *user, uint64_t done_bytes, uint64_t total_bytes);
+    void *user;
+};
+#define QX_REPACK_DEFAULT ((struct qx_repack_opts){.resume = true})
+
+/* Error that a conversion introduced, beside that of plain amax scaling. */
+struct qx_quant_report {
+    const char *name;              /* "ple_table", "experts" */
+    const char *from, *to;         /* format names */
+    uint64_t n_values, n_rows;
+    double rel_rms, plain_rel_rms; /* sqrt(sum of squared errors / sum of squares) */
+    double max_err, plain_max_err;
+    double row_limit;              /* rows whose relative RMS error is above it: */
+    uint64_t rows_above, plain_rows_above;
+    double bits_per_weight;        /* codes and scales */
+};
+struct qx_repack_info {
+    uint64_t bytes_in, bytes_out;  /* of weight files */
+    uint64_t n_files, n_tensors, n_copied, n_converted, n_dropped;
+    uint64_t peak_bytes;           /* memory at most */
+    uint64_t free_bytes;           /* at the target, before */
+    uint64_t resumed_bytes;        /* written by an earlier run */
+    const struct qx_quant_report *reports; /* after the run; owned by the plan */
+    size_t n_reports;
+};
+
+/* A plan: everything is checked and laid out, nothing is written. `target` must not be the input or lie in
+ * it. Errors: wrong requests are QX_E_USAGE (format-unsupported, table-shards, rank, exists, ...), input that
+ * lacks what is needed QX_E_MISSING and others, too little space QX_E_NOSPACE from the run. The checkpoint
+ * must stay open longer than the plan. */
+struct qx_repack;
+QX_API int qx_repack_plan(struct qx_repack **out, const struct qx_ckpt *ck, const char *target,
+                          const struct qx_repack_opts *opts, struct qx_error *err);
+QX_API void qx_repack_info(const struct qx_repack *r, struct qx_repack_info *out);
+/* Builds TARGET.part, syncs and renames it. Whatever happens the input is untouched and the target is
+ * whole or as it was before. */
+QX_API int qx_repack_run(struct qx_repack *r, struct qx_error *err);
+QX_API void qx_repack_destroy(struct qx_repack *r);
+
+/* One zstd file for each file of the directory, with a list of hashes (qx-archive.json.zst); and back,
+ * bit for bit. Both build the target as a unit and resume as above. */
+struct qx_archive_component { const char *name; uint64_t bytes, packed_bytes; };
+struct qx_archive_result {
+    uint64_t n_files, bytes_in, bytes_out; /* dry run: bytes_out at most */
+    uint64_t peak_bytes, free_bytes;
+    struct qx_archive_component components[16];
+    size_t n_components;
+};
+struct qx_archive_opts {
+    bool force, resume, dry_run;
+    uint32_t n_threads;
+    int (*progress)(void *user, uint64_t done_bytes, uint64_t total_bytes);
+    void *user;
+};
+QX_API bool qx_is_archive(const char *path);
+QX_API int qx_archive_create(const char *path, const char *target, const struct qx_archive_opts *opts,
+                             struct qx_archive_result *result, struct qx_error *err);
+QX_API int qx_archive_restore(const char *path, const char *target, const struct qx_archive_opts *opts,
+                              struct qx_archive_result *result, struct qx_error *err);
+
 #ifdef __cplusplus
 }
 #endif

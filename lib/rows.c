@@ -310,6 +310,24 @@ int qx_rows_read(const struct qx_rows *r, const uint64_t *rows, size_t n, enum q
     return rc;
 }
 
+int qx_rows_read_range(const struct qx_rows *r, uint64_t row0, uint64_t n, enum qx_row_dtype dtype,
+                       void *dst, struct qx_error *err)
+{
+    uint64_t ids[1024];
+    size_t bytes = dtype == QX_ROW_RAW      ? r->code_bytes
+                   : dtype == QX_ROW_SCALES ? r->scale_bytes
+                                            : r->width * (dtype == QX_ROW_F32 ? 4 : 2);
+    int rc = 0;
+    for (uint64_t i = 0; rc == 0 && i < n; i += QX_ARRAY_LEN(ids)) {
+        size_t m = n - i < QX_ARRAY_LEN(ids) ? (size_t)(n - i) : QX_ARRAY_LEN(ids);
+        for (size_t k = 0; k < m; k++) {
+            ids[k] = row0 + i + k;
+        }
+        rc = qx_rows_read(r, ids, m, dtype, (uint8_t *)dst + i * bytes, err);
+    }
+    return rc;
+}
+
 int qx_rows_read_stored(const struct qx_rows *r, uint64_t row0, uint64_t n, void *codes,
                         void *scales, struct qx_error *err)
 {

@@ -8,6 +8,9 @@
 
 #include "resolve.h"
 
+/* The same for rows [row0, row0 + n). */
+int qx_rows_read_range(const struct qx_rows *r, uint64_t row0, uint64_t n, enum qx_row_dtype dtype,
+                       void *dst, struct qx_error *err);
 /* As the table is stored, for loaders: rows [row0, row0 + n) split into codes [n, raw_bytes] and block
  * scales [n, qx_rows_scale_bytes] (scales may be NULL when there are none). Also of packed tables. */
 int qx_rows_read_stored(const struct qx_rows *r, uint64_t row0, uint64_t n, void *codes, void *scales,
