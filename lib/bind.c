@@ -6,6 +6,7 @@
 #include "alloc.h"
 #include "codes.h"
 #include "resolve.h"
+#include "rules.h"
 #include "str.h"
 
 #include <stdarg.h>
@@ -93,6 +94,19 @@ int qx_bind_values(struct qx_bind *b, void *values, uint64_t size, const void **
 
 /* ---- plain tensors ------------------------------------------------------------------------ */
 
+/* The module of a weight's name when it is stored in another convention, else NULL. */
+static const struct qx_module *foreign_module(const struct qx_bind *b, const char *name)
+{
+    char module[512];
+    const char *dot = strrchr(name, '.');
+    if (!dot || strcmp(dot, ".weight") != 0 || (size_t)(dot - name) >= sizeof module) {
+        return NULL;
+    }
+    snprintf(module, sizeof module, "%.*s", (int)(dot - name), name);
+    const struct qx_module *m = qx_resolved_find(b->r, module);
+    return m && m->foreign ? m : NULL;
+}
+
 /* A tensor by name, or a problem that says where it should be. */
 static const struct qx_tensor *need(struct qx_bind *b, const char *name)
 {
@@ -120,6 +134,13 @@ static const struct qx_tensor *need(struct qx_bind *b, const char *name)
                     a->found_in ? a->found_in : "");
             return NULL;
         }
+    }
+    const struct qx_module *m = foreign_module(b, name);
+    if (m) {
+        problem(b, QX_E_QUANT, "foreign-convention", name,
+                "the module is stored as '%s', in the convention of another program, and is not read",
+                m->foreign->name);
+        return NULL;
     }
     problem(b, QX_E_MISSING, "missing-tensor", name, "the model needs it and the checkpoint has none");
     return NULL;
@@ -426,9 +447,7 @@ static int bind_expert(struct qx_bind *b, const char *p, uint32_t e, int which, 
             return 0;
         }
         if (m->format == QX_F_NVFP4 && !m->input_scale && !b->loading) {
-            if (!b->n_no_input_scale++) {
-                snprintf(b->no_input_scale, sizeof b->no_input_scale, "%s", m->name);
-            }
+            b->n_no_input_scale++;
         }
         return slice(b, m, 0, 0, rows, w, err);
     }
@@ -628,6 +647,21 @@ static int walk(struct qx_bind *b, bool mtp, struct qx_error *err)
     return mtp ? bind_mtp(b, &m->mtp, err) : 0;
 }
 
+/* The words of verify for the same thing. */
+static void warn_input_scales(const struct qx_bind *b)
+{
+    struct qx_findings *fs = qx_findings_create();
+    if (fs && qx_rules_scale_headers(b->m->ck, fs, NULL) == 0) {
+        for (size_t i = 0; i < qx_findings_count(fs); ++i) {
+            const struct qx_finding *f = qx_findings_at(fs, i);
+            if (f->text && strstr(f->text, "input_scale")) {
+                b->warn(b->user, "missing-scale", f->text);
+            }
+        }
+    }
+    qx_findings_destroy(fs);
+}
+
 int qx_bind_create(struct qx_bind **out, struct qx_model *m, const struct qx_model_opts *o,
                    struct qx_error *err)
 {
@@ -663,10 +697,7 @@ int qx_bind_create(struct qx_bind **out, struct qx_model *m, const struct qx_mod
     }
     b->weight_bytes = b->arena_bytes;
     if (b->n_no_input_scale && b->warn) {
-        char text[400];
-        snprintf(text, sizeof text, "%llu expert projections have no input_scale ('%s' first); it is not used",
-                 (unsigned long long)b->n_no_input_scale, b->no_input_scale);
-        b->warn(b->user, "missing-scale", text);
+        warn_input_scales(b);
     }
     *out = b;
     return 0;

@@ -24,7 +24,6 @@ struct qx_bind {
     size_t n_owned, cap_owned;
     uint64_t weight_bytes, table_bytes, read_bytes;
     uint64_t n_no_input_scale;  /* experts whose input_scale is missing: not used, but said */
-    char no_input_scale[256];
     uint64_t n_missing;         /* problems beyond the first */
     struct qx_error first;
     void *user;

@@ -296,7 +296,9 @@ static void put_tensor(struct qx_module *m, const struct qx_name *nm, const stru
         m->bias = t;
         break;
     case QX_LEAF_FOREIGN:
-        if (!m->foreign) {
+        /* The weight itself stands for the module when it is there. */
+        if (!m->foreign || strcmp(nm->leaf_text, "weight_packed") == 0 ||
+            strcmp(nm->leaf_text, "qweight") == 0 || strcmp(nm->leaf_text, "trellis") == 0) {
             m->foreign = t;
         }
         break;
