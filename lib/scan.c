@@ -22,20 +22,21 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 #include <unistd.h>
 #include <xxhash.h>
 #if QX_HAVE_SHA256
 #include <openssl/evp.h>
 #endif
 
-#define CHUNK (UINT64_C(1) << 20)
+#define CHUNK (UINT64_C(4) << 20)       /* a direct read */
+#define CHUNK_CACHED (UINT64_C(1) << 20)
 #define PIECE (UINT64_C(256) << 10) /* of cached bytes: stays in a second-level cache; whole elements */
 #define LOOK (UINT64_C(4) << 10)    /* granularity of the closer look */
 #define GAP (UINT64_C(32) << 10)    /* between items: cheaper to read than to start a new read */
 #define ALIGN UINT64_C(4096)
-#define READERS 16u
+#define READERS 8u
 #define WINDOW 64u
 
 struct chunk {
@@ -53,7 +54,13 @@ struct edge {
     uint64_t head_elem;          /* element that the head bytes end */
 };
 
-struct fd_state { int buffered, direct; bool open, nowait; uint32_t chunks; /* open tickets */ };
+struct fd_state {
+    int buffered, direct;
+    bool open;
+    uint32_t chunks;   /* open tickets */
+    void *map;         /* of the whole file, never touched: only asked what is in memory; NULL if none */
+    size_t map_bytes;
+};
 
 struct pass {
     struct qx_scan *s;
@@ -90,6 +97,10 @@ static void close_file(struct fd_state *f)
 {
     if (f->open) {
         close(f->buffered);
+        if (f->map) {
+            munmap(f->map, f->map_bytes);
+            f->map = NULL;
+        }
         if (f->direct >= 0) {
             close(f->direct);
         }
@@ -111,7 +122,9 @@ static bool open_file(struct pass *p, size_t i)
         f->direct = p->s->whole_files
                         ? openat(p->dir, p->s->files[i].name, O_RDONLY | O_CLOEXEC | O_DIRECT)
                         : -1;
-        f->nowait = true;
+        f->map_bytes = (size_t)p->s->files[i].size_bytes;
+        f->map = f->map_bytes ? mmap(NULL, f->map_bytes, PROT_READ, MAP_SHARED, f->buffered, 0) : NULL;
+        f->map = f->map == MAP_FAILED ? NULL : f->map;
         f->open = true;
     }
     return true;
@@ -177,7 +190,8 @@ static bool cut(struct pass *p, struct chunk *c)
     c->ticket = p->next_ticket++;
     c->file = p->cut_file;
     c->off = p->cut_pos;
-    c->len = p->cut_end - p->cut_pos < CHUNK ? p->cut_end - p->cut_pos : CHUNK;
+    c->len = p->cached ? CHUNK_CACHED : CHUNK;
+    c->len = p->cut_end - p->cut_pos < c->len ? p->cut_end - p->cut_pos : c->len;
     c->file_begins = c->off == 0;
     p->cut_pos += c->len;
     c->file_ends = s->whole_files && p->cut_pos == p->cut_end;
@@ -367,6 +381,7 @@ static void finish(struct pass *p, const struct chunk *c, const struct edge *e)
     p->edge[c->ticket % WINDOW] = *e;
     p->edge[c->ticket % WINDOW].done = true;
     p->done_bytes += c->len;
+    p->s->read_bytes += c->len;
     while (p->edge[p->base % WINDOW].done) {
         struct edge *b = &p->edge[p->base % WINDOW];
         join_edges(p, b);
@@ -552,25 +567,40 @@ static int read_direct(const struct fd_state *f, uint8_t *b, const struct chunk 
     return 0;
 }
 
-/* Reads and looks at the cached part; returns bytes done from the chunk's start. */
-static uint64_t cached_part(struct pass *p, struct fd_state *f, const struct chunk *c, uint8_t *b,
-                            struct edge *e, struct pending *pend)
+/* Are all bytes of a chunk in the page cache? A read that must not wait would not do to find out: it makes
+ * the kernel read ahead. */
+static bool is_cached(const struct fd_state *f, const struct chunk *c)
 {
-    uint64_t done = 0;
-    while (f->nowait && done < c->len) {
-        uint64_t n = c->len - done < PIECE ? c->len - done : PIECE;
-        struct iovec v = {b + done, (size_t)n};
-        ssize_t r = preadv2(f->buffered, &v, 1, (off_t)(c->off + done), RWF_NOWAIT);
-        if (r < 0 && (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL)) {
-            f->nowait = false;
-        }
-        if (r != (ssize_t)n) {
-            break;
-        }
-        look_piece(p, c, b + done, c->off + done, n, e, pend);
-        done += n;
+    unsigned char page[CHUNK / ALIGN + 2];
+    uint64_t from = c->off / ALIGN * ALIGN, n = c->off + c->len - from;
+    if (f->direct < 0 && f->map) {
+        return false; /* pieces scattered over a file: many reads in flight, cached or not */
     }
-    return done;
+    if (!f->map || c->off + c->len > f->map_bytes || sysconf(_SC_PAGESIZE) != (long)ALIGN ||
+        mincore((char *)f->map + from, (size_t)n, page) != 0) {
+        return false;
+    }
+    for (uint64_t i = 0; i < (n + ALIGN - 1) / ALIGN; ++i) {
+        if (!(page[i] & 1)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Reads and looks, piece by piece while the bytes are in the processor's cache. */
+static bool read_cached(struct pass *p, struct fd_state *f, const struct chunk *c, uint8_t *b,
+                        struct edge *e)
+{
+    struct pending pend = {.item = SIZE_MAX};
+    for (uint64_t done = 0; done < c->len; done += PIECE) {
+        uint64_t n = c->len - done < PIECE ? c->len - done : PIECE;
+        if (read_all(f->buffered, b + done, n, c->off + done) != 0) {
+            return false;
+        }
+        look_piece(p, c, b + done, c->off + done, n, e, &pend);
+    }
+    return true;
 }
 
 static void work(struct pass *p, uint8_t *buffer)
@@ -578,25 +608,35 @@ static void work(struct pass *p, uint8_t *buffer)
     for (;;) {
         struct chunk c;
         struct edge e = {.head_item = SIZE_MAX, .tail_item = SIZE_MAX};
-        struct pending pend = {.item = SIZE_MAX};
         struct fd_state *f;
         uint8_t *at = buffer;
-        uint64_t done;
-        bool more, ok = true;
+        bool more, permit, cached, ok = true;
         int sys = 0;
 
         pthread_mutex_lock(&p->lock);
-        permit_take(p, false);
+        /* While bytes come from the page cache a ticket needs a permit, so that few chunks are open; while
+         * they come from the disk it needs none, so that reads start however busy the processors are. */
+        permit = p->cached;
+        if (permit) {
+            permit_take(p, false);
+        }
         while (!p->stop && window_full(p)) {
-            permit_give_locked(p);
+            if (permit) {
+                permit_give_locked(p);
+            }
             ++p->window_waits;
             pthread_cond_wait(&p->window_moved, &p->lock);
             --p->window_waits;
-            permit_take(p, false);
+            permit = p->cached;
+            if (permit) {
+                permit_take(p, false);
+            }
         }
         more = !p->stop && cut(p, &c);
         if (!more) {
-            permit_give_locked(p);
+            if (permit) {
+                permit_give_locked(p);
+            }
             pthread_mutex_unlock(&p->lock);
             return;
         }
@@ -606,37 +646,30 @@ static void work(struct pass *p, uint8_t *buffer)
         f = &p->fd[c.file];
         pthread_mutex_unlock(&p->lock);
 
-        done = ok ? cached_part(p, f, &c, buffer, &e, &pend) : 0;
+        cached = ok && is_cached(f, &c);
         pthread_mutex_lock(&p->lock);
-        p->cached = ok && done == c.len;
-        permit_give_locked(p);
+        p->cached = cached;
+        if (permit && !cached) {
+            permit_give_locked(p);
+        } else if (!permit && cached) {
+            permit_take(p, false);
+        }
         pthread_mutex_unlock(&p->lock);
-        if (ok && done < c.len) {
-            struct chunk rest = c;
-            rest.off += done / ALIGN * ALIGN; /* keeps the buffer's bytes in place and aligned */
-            rest.len -= done / ALIGN * ALIGN;
-            if (c.off % ALIGN != 0 && done) {
-                rest = c;
-            }
-            if (rest.off == c.off) {
-                ok = read_direct(f, buffer, &c, &at) == 0;
-            } else {
-                uint8_t *rest_at;
-                ok = read_direct(f, buffer + (rest.off - c.off), &rest, &rest_at) == 0;
-            }
+        if (cached) {
+            ok = read_cached(p, f, &c, buffer, &e);
+            sys = errno;
+            permit_give(p);
+        } else if (ok) {
+            struct pending pend = {.item = SIZE_MAX};
+            ok = read_direct(f, buffer, &c, &at) == 0;
             sys = errno;
             pthread_mutex_lock(&p->lock);
             permit_take(p, false);
-            p->s->read_bytes += c.len;
             pthread_mutex_unlock(&p->lock);
             if (ok) {
-                look_piece(p, &c, at + done, c.off + done, c.len - done, &e, &pend);
+                look_piece(p, &c, at, c.off, c.len, &e, &pend);
             }
             permit_give(p);
-        } else if (ok) {
-            pthread_mutex_lock(&p->lock);
-            p->s->read_bytes += c.len;
-            pthread_mutex_unlock(&p->lock);
         }
         if (!ok) {
             pthread_mutex_lock(&p->lock);
