@@ -36,7 +36,8 @@
 #define LOOK (UINT64_C(4) << 10)    /* granularity of the closer look */
 #define GAP (UINT64_C(32) << 10)    /* between items: cheaper to read than to start a new read */
 #define ALIGN UINT64_C(4096)
-#define READERS 8u
+#define READERS 4u          /* in bulk: 16 MiB in flight */
+#define READERS_PIECES 16u  /* of pieces scattered over files */
 #define WINDOW 64u
 
 struct chunk {
@@ -119,7 +120,7 @@ static bool open_file(struct pass *p, size_t i)
         if (f->buffered < 0) {
             return false;
         }
-        f->direct = p->s->whole_files
+        f->direct = p->s->bulk
                         ? openat(p->dir, p->s->files[i].name, O_RDONLY | O_CLOEXEC | O_DIRECT)
                         : -1;
         f->map_bytes = (size_t)p->s->files[i].size_bytes;
@@ -191,6 +192,7 @@ static bool cut(struct pass *p, struct chunk *c)
     c->file = p->cut_file;
     c->off = p->cut_pos;
     c->len = p->cached ? CHUNK_CACHED : CHUNK;
+    c->len -= c->off % c->len; /* ends at a round address, so that no page is read twice */
     c->len = p->cut_end - p->cut_pos < c->len ? p->cut_end - p->cut_pos : c->len;
     c->file_begins = c->off == 0;
     p->cut_pos += c->len;
@@ -822,8 +824,8 @@ int qx_scan_run(struct qx_scan *s, struct qx_error *err)
     if (p.hashing) {
         hash_empty(&p);
     }
-    if (threads < READERS) {
-        threads = READERS;
+    if (threads < (s->bulk ? READERS : READERS_PIECES)) {
+        threads = s->bulk ? READERS : READERS_PIECES;
     }
     rc = qx_pool_create(&pool, threads, err);
     if (rc) {

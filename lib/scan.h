@@ -36,6 +36,7 @@ struct qx_scan {
     struct qx_scan_item *items;
     size_t n_items;             /* sorted by (file, off) by qx_scan_run */
     bool whole_files;           /* every byte of every file; else only what items cover */
+    bool bulk;                  /* nearly everything is read: past the page cache unless it is there */
     bool hash_tensors;
     bool digest[QX_DIGEST_COUNT]; /* of files; needs whole_files */
     uint32_t n_threads;         /* that compute; 0: all processors. More may wait for reads */

@@ -122,6 +122,7 @@ static int read_values(struct verify *v, struct qx_error *err)
         qx_buf_fini(&head);
     }
     if (rc == 0) {
+        s.bulk = manifest || v->o->level == QX_VERIFY_FULL;
         s.files = v->files;
         s.n_files = v->n_files;
         s.items = v->items;
