@@ -382,6 +382,20 @@ static bool want_json(const struct scan *s)
 
 enum { GO_ON = -1, BAD = -2 };
 
+/* The separate value of an option. One that spells another option is a forgotten value: who means it
+ * writes --opt=--value. */
+static const char *next_value(const struct scan *s, const struct opt *o, const char *shown, int argc,
+                              char **argv, int *i)
+{
+    const char *v = *i + 1 < argc ? argv[*i + 1] : NULL;
+    if (!v || (v[0] == '-' && v[1] == '-' && v[2] && find_name(s, v + 2, strcspn(v + 2, "=")))) {
+        usage(s, "option '%s' wants a value (%s)", shown, o->arg ? o->arg : "VALUE");
+        return NULL;
+    }
+    ++*i;
+    return v;
+}
+
 /* One long option; *i moves over a separate value. */
 static int long_option(struct scan *s, int argc, char **argv, int *i)
 {
@@ -420,11 +434,10 @@ static int long_option(struct scan *s, int argc, char **argv, int *i)
     }
     const char *value = eq ? eq + 1 : NULL;
     if (!value && takes_value(o)) {
-        if (*i + 1 >= argc) {
-            usage(s, "option '%s' wants a value (%s)", shown, o->arg ? o->arg : "VALUE");
+        value = next_value(s, o, shown, argc, argv, i);
+        if (!value) {
             return BAD;
         }
-        value = argv[++*i];
     }
     return store(s, o, shown, value, true) ? BAD : GO_ON;
 }
@@ -451,11 +464,10 @@ static int short_options(struct scan *s, int argc, char **argv, int *i)
         }
         const char *value = c[1] ? c + 1 : NULL;
         if (!value) {
-            if (*i + 1 >= argc) {
-                usage(s, "option '%s' wants a value (%s)", shown, o->arg ? o->arg : "VALUE");
+            value = next_value(s, o, shown, argc, argv, i);
+            if (!value) {
                 return BAD;
             }
-            value = argv[++*i];
         }
         return store(s, o, shown, value, true) ? BAD : GO_ON;
     }

@@ -139,6 +139,8 @@ static void wrong_lines(void **state)
         {"-x", "-x"},
         {"--number", "--number"},
         {"-n", "-n"},
+        {"--string --json", "--string"}, /* a forgotten value */
+        {"-s --number=3", "-s"},
         {"--number x", "'x'"},
         {"--number -1", "'-1'"},
         {"--number 99999999999999999999", "99999999999999999999"},
