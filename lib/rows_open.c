@@ -435,6 +435,20 @@ static int open_module(struct qx_rows *r, const struct qx_module *m, struct qx_e
     return rc;
 }
 
+/* weight_packed, qweight and the like stand for values that only their own program can give. */
+static bool is_foreign(const struct qx_resolved *r, const struct qx_tensor *t)
+{
+    char module[512];
+    const char *dot = strrchr(t->name, '.');
+    if (r == NULL || dot == NULL || (size_t)(dot - t->name) >= sizeof module) {
+        return false;
+    }
+    memcpy(module, t->name, (size_t)(dot - t->name));
+    module[dot - t->name] = 0;
+    const struct qx_module *m = qx_resolved_find(r, module);
+    return m != NULL && m->foreign == t;
+}
+
 int qx_rows_open_tensor(struct qx_rows **out, const struct qx_ckpt *ck, const char *tensor,
                         struct qx_error *err)
 {
@@ -471,8 +485,15 @@ int qx_rows_open_tensor(struct qx_rows **out, const struct qx_ckpt *ck, const ch
         qx_rows_close(r);
         return qx_fail_nomem(err);
     }
-    int rc = 0;
     const struct qx_resolved *res = qx_ckpt_resolved(ck);
+    if (is_foreign(res, t)) {
+        qx_rows_close(r);
+        int refused = qx_fail(err, QX_E_QUANT, "foreign-convention",
+                              "the tensor is in the convention of another program and is not decoded");
+        qx_error_at(err, qx_ckpt_file(ck, t->file)->name, t->name, QX_NO_OFF);
+        return refused;
+    }
+    int rc = 0;
     const struct qx_table *tab = res != NULL ? qx_resolved_table(res) : NULL;
     bool shard = false;
     for (uint32_t i = 0; tab != NULL && tab->present && !tab->packed_rows && i < tab->n_shards;
