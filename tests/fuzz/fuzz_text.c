@@ -21,7 +21,6 @@ static void check_escape(const char *s, size_t n)
 
 static void check_characters(const char *s, size_t n)
 {
-    size_t good = 0;
     bool all = true;
     for (size_t i = 0; i < n;) {
         uint32_t cp;
@@ -32,7 +31,6 @@ static void check_characters(const char *s, size_t n)
             CHECK(qx_utf8_encode(cp, back) == (size_t)len && memcmp(back, s + i, (size_t)len) == 0);
         }
         all &= len > 0;
-        good += len > 0;
         i += len > 0 ? (size_t)len : 1;
     }
     CHECK(all == qx_utf8_valid(s, n));
