@@ -139,6 +139,26 @@ static int run_chat(struct qx_error *err)
     return rc;
 }
 
+static int run_model(struct qx_error *err)
+{
+    struct qx_model *m = NULL;
+    struct qx_gen *g = NULL;
+    struct qx_model_opts o = QX_MODEL_OPTS_DEFAULT;
+    o.device = "cpu";
+    o.ctx_tokens = 16;
+    static const uint32_t ids[] = {1, 2, 3};
+    struct qx_gen_params p = QX_GEN_PARAMS_DEFAULT;
+    struct qx_gen_stats stats;
+    p.n_max = 2;
+    int rc = qx_model_load(&m, in.open, &o, err);
+    rc = rc ? rc : qx_gen_create(&g, m, err);
+    rc = rc ? rc : qx_gen_prefill(g, ids, 3, NULL, NULL, err);
+    rc = rc ? rc : qx_gen_generate(g, &p, &stats, err);
+    qx_gen_destroy(g);
+    qx_model_free(m);
+    return rc;
+}
+
 static const struct attempt attempts[] = {
     {"open-bf16", run_open, "bf16", NOTHING},
     {"open-fp8", run_open, "fp8", NOTHING},
@@ -158,6 +178,7 @@ static const struct attempt attempts[] = {
     {"chat", run_chat, NULL, NOTHING},
     {"tokenizer", run_tok_parse, NULL, TOK},
     {"encode", run_tok_encode, NULL, TOK},
+    {"model", run_model, "mixed", OPEN},
 };
 
 /* True when the call behaved. */
