@@ -36,6 +36,9 @@ static void put_files(struct qx_json_out *o, const struct inspect_job *j)
     for (size_t i = 0; i < qx_ckpt_n_files(j->ck); i++) {
         const struct qx_file *f = qx_ckpt_file(j->ck, i);
         bool known = f->state == QX_FILE_OK || f->state == QX_FILE_SHORT;
+        if (f->state == QX_FILE_REFUSED) {
+            continue; /* outside the directory: no file of this checkpoint; a finding names it */
+        }
         qx_json_obj(o, NULL);
         qx_json_str(o, "name", f->name);
         qx_json_u64(o, "bytes", f->size_bytes);

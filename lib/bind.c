@@ -35,6 +35,16 @@ static void problem(struct qx_bind *b, enum qx_code code, const char *kind, cons
     qx_error_at(&b->first, NULL, tensor, QX_NO_OFF);
 }
 
+/* The same for a reason that the checkpoint gave, with its place. */
+static void problem_why(struct qx_bind *b, const struct qx_error *why)
+{
+    if (b->first.code) {
+        ++b->n_missing;
+    } else {
+        b->first = *why;
+    }
+}
+
 static bool own(struct qx_bind *b, void *p)
 {
     if (!qx_grow((void **)&b->owned, &b->cap_owned, b->n_owned + 1, sizeof *b->owned)) {
@@ -110,40 +120,20 @@ static const struct qx_module *foreign_module(const struct qx_bind *b, const cha
 /* A tensor by name, or a problem that says where it should be. */
 static const struct qx_tensor *need(struct qx_bind *b, const char *name)
 {
-    const struct qx_ckpt *ck = b->m->ck;
-    const struct qx_tensor *t = qx_ckpt_find(ck, name);
-    if (t && t->readable) {
-        return t;
-    }
-    if (t) {
-        const struct qx_file *f = qx_ckpt_file(ck, t->file);
-        problem(b, QX_E_FORMAT, f->state == QX_FILE_SHORT ? "truncated" : "unreadable-tensor", name,
-                "its bytes %llu..%llu are not all in '%s' (%llu bytes)", (unsigned long long)t->off,
-                (unsigned long long)(t->off + t->size_bytes), f->name, (unsigned long long)f->size_bytes);
-        return NULL;
-    }
-    for (size_t i = 0; i < qx_ckpt_n_absent(ck); ++i) {
-        const struct qx_absent *a = qx_ckpt_absent(ck, i);
-        if (strcmp(a->name, name) == 0) {
-            problem(b, QX_E_MISSING,
-                    !a->file_exists ? "shard-missing" : a->file_usable ? "missing-tensor" : "shard-unusable",
-                    name, "the index puts it into '%s', which %s%s%s", a->file,
-                    !a->file_exists ? "does not exist"
-                                    : a->file_usable ? "does not hold it" : "cannot be read",
-                    a->found_in ? "; an unindexed copy, not used, is in " : "",
-                    a->found_in ? a->found_in : "");
-            return NULL;
+    const struct qx_tensor *t;
+    struct qx_error why = {0};
+    if (qx_ckpt_need(b->m->ck, name, &t, &why)) {
+        const struct qx_module *m = foreign_module(b, name);
+        if (m) {
+            problem(b, QX_E_QUANT, "foreign-convention", name,
+                    "the module is stored as '%s', in the convention of another program, and is not read",
+                    m->foreign->name);
+        } else {
+            problem_why(b, &why);
         }
-    }
-    const struct qx_module *m = foreign_module(b, name);
-    if (m) {
-        problem(b, QX_E_QUANT, "foreign-convention", name,
-                "the module is stored as '%s', in the convention of another program, and is not read",
-                m->foreign->name);
         return NULL;
     }
-    problem(b, QX_E_MISSING, "missing-tensor", name, "the model needs it and the checkpoint has none");
-    return NULL;
+    return t;
 }
 
 static float plain_value(const uint8_t *p, enum qx_dtype t, uint64_t i)
@@ -217,6 +207,21 @@ static int vector(struct qx_bind *b, uint64_t n, const float **out, struct qx_er
 
 /* ---- matrices ----------------------------------------------------------------------------- */
 
+/* A scale that is not there: because its file is not, or because nothing stores it. */
+static void no_scale(struct qx_bind *b, const struct qx_module *m, const char *leaf, const char *what)
+{
+    char name[512];
+    const struct qx_tensor *t;
+    struct qx_error why = {0};
+    snprintf(name, sizeof name, "%s.%s", m->name, leaf);
+    if (qx_ckpt_need(b->m->ck, name, &t, &why) && strcmp(why.kind, "missing-tensor") != 0) {
+        problem_why(b, &why);
+    } else {
+        problem(b, QX_E_MISSING, "missing-scale", name, "the codes of '%s' have no %s; none is invented",
+                m->weight->name, what);
+    }
+}
+
 /* Why a module cannot be used, as a problem. */
 static void unusable(struct qx_bind *b, const struct qx_module *m)
 {
@@ -233,14 +238,9 @@ static void unusable(struct qx_bind *b, const struct qx_module *m)
     enum qx_dtype t = m->weight->dtype;
     bool quantised = t == QX_DT_U8 || t == QX_DT_F8_E4M3;
     if (quantised && !m->scale) {
-        snprintf(name, sizeof name, "%s.%s", m->name,
-                 t == QX_DT_U8 ? "weight_scale" : "weight_scale or weight_scale_inv");
-        problem(b, QX_E_MISSING, "missing-scale", name, "the codes of '%s' have no scale; none is invented",
-                m->weight->name);
+        no_scale(b, m, t == QX_DT_U8 ? "weight_scale" : "weight_scale_inv", "scale");
     } else if (t == QX_DT_U8 && !m->scale_2) {
-        snprintf(name, sizeof name, "%s.weight_scale_2", m->name);
-        problem(b, QX_E_MISSING, "missing-scale", name,
-                "the codes of '%s' have no global scale; none is invented", m->weight->name);
+        no_scale(b, m, "weight_scale_2", "global scale");
     } else if (quantised) {
         problem(b, QX_E_QUANT, m->scale && !m->scale->readable ? "truncated" : "scale-shape", m->name,
                 "dtype %s with its scales is none of the known forms", qx_dtype_name(t));
