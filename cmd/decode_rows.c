@@ -453,6 +453,9 @@ static int check_request(struct job *j)
                      sources == 0 ? "give --rows, --tokens or --text"
                                   : "--rows, --tokens and --text exclude each other");
     }
+    if (o.output != NULL && o.output[0] == '-' && o.output[1] != 0) {
+        return usage(j, "usage", "option '-o' wants a value (FILE), not '%s'", o.output);
+    }
     if (o.tensor != NULL && !o.has_rows) {
         return usage(j, "usage", "--tensor goes with --rows: tokens look up the n-gram table");
     }

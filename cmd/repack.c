@@ -189,6 +189,12 @@ static int read_options(struct job *j, struct qx_repack_opts *q)
     if (o.output == NULL) {
         return usage(j, "usage", "give -o OUT, the directory to make");
     }
+    if (o.output[0] == '-' || o.output[0] == 0) {
+        return usage(j, "usage",
+                     "option '-o' wants a value (OUT), not '%s'; a name that begins with a dash "
+                     "is written ./%s",
+                     o.output, o.output);
+    }
     if (o.has_shards && o.table_shards == 0) {
         return usage(j, "table-shards", "a table has at least one shard");
     }
