@@ -524,6 +524,9 @@ int qx_rows_open_tensor(struct qx_rows **out, const struct qx_ckpt *ck, const ch
         if (t->dtype == QX_DT_UNKNOWN || t->dtype == QX_DT_C64) {
             rc = qx_fail(err, QX_E_UNSUPPORTED, "unknown-dtype",
                          "values of this type cannot be decoded");
+        } else if (n > 14 && strcmp(t->name + n - 14, ".weight_packed") == 0) {
+            rc = qx_fail(err, QX_E_UNSUPPORTED, "foreign-convention",
+                         "codes by the convention of another tool (compressed-tensors): not decoded");
         } else if (weight && (t->dtype == QX_DT_F8_E4M3 || t->dtype == QX_DT_U8)) {
             /* Codes without the scale that gives them a value: none is ever assumed. */
             rc = qx_fail(err, QX_E_MISSING, "missing-scale",
