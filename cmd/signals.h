@@ -4,8 +4,11 @@
 
 #include "base.h"
 
-/* Installs the handlers (a signal that was ignored at the start stays ignored). */
+/* Installs the handlers (a signal that was ignored at the start stays ignored). SIGBUS, which a mapped
+ * file gives that is cut while in use, becomes a message and the exit code of unusable input. */
 void signals_init(void);
+/* With --json: that failure is a qx.error/1 object on stdout too. */
+void signals_json_errors(bool on);
 /* The first signal that arrived, 0 if none. Async-safe and cheap. */
 int signals_pending(void);
 /* Forgets a SIGINT that has been dealt with (chat: the answer was stopped). */

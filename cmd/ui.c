@@ -1,6 +1,8 @@
 /* ui.c: owns the two output streams: what failed on stdout, and the transient line on stderr. */
 #include "ui.h"
 
+#include "signals.h"
+
 #include "exit_code.h"
 #include "str.h"
 
@@ -69,6 +71,7 @@ void ui_init(struct ui *ui, const char *program, const struct opt_common *c)
     ui->width_cols = ui->tty_out ? columns(STDOUT_FILENO) : 0;
     ui->width_err = columns(STDERR_FILENO);
     signal(SIGPIPE, SIG_IGN);
+    signals_json_errors(c->json);
 }
 
 const char *ui_style(bool on, enum ui_style s)
