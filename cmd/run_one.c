@@ -6,6 +6,7 @@
 #include "signals.h"
 #include "tok.h"
 
+#include <stdio.h>
 #include <string.h>
 
 struct one {
@@ -138,6 +139,13 @@ static void json_document(const struct one *o, const char *prompt, size_t n_prom
     run_json_f64_or_null(&j, "prefill_tok_s", o->prefill_s > 0 ? (double)o->prompt.n / o->prefill_s : 0,
                          o->prefill_s > 0);
     run_json_f64_or_null(&j, "decode_tok_s", decode_rate(s), decode_rate(s) > 0);
+    qx_json_u64(&j, "step_bytes", s->bytes_per_step);
+    run_json_f64_or_null(&j, "bandwidth_share",
+                         r->info.bandwidth_bytes_s && s->decode_ns
+                             ? (double)s->bytes_per_step * (double)s->rounds * 1e9 /
+                                   (double)s->decode_ns / (double)r->info.bandwidth_bytes_s
+                             : 0,
+                         r->info.bandwidth_bytes_s && s->decode_ns);
     qx_json_obj_end(&j);
     run_json_draft(&j, r, s);
     run_json_memory(&j, r);
@@ -183,8 +191,13 @@ static void statistics(const struct one *o)
                 (unsigned long long)s->n_tokens, o->prefill_s + (double)s->ttft_ns * 1e-9, rate,
                 run_stop_reason(&o->text, s->reason));
         if (s->bytes_per_step && steps > 0) {
-            ui_stat(ui, "reads    %s a step, %s/s", qx_size_text(s->bytes_per_step, a),
-                    qx_size_text((uint64_t)(bytes * steps), b));
+            char share[64] = "";
+            if (r->info.bandwidth_bytes_s) {
+                snprintf(share, sizeof share, ", %.0f%% of what the memory can deliver",
+                         100 * bytes * steps / (double)r->info.bandwidth_bytes_s);
+            }
+            ui_stat(ui, "reads    %s a step, %s/s%s", qx_size_text(s->bytes_per_step, a),
+                    qx_size_text((uint64_t)(bytes * steps), b), share);
         }
     }
     if (r->draft != 0) {

@@ -22,6 +22,7 @@ struct qx_device_info {
     uint64_t memory_bytes, memory_free_bytes;
     uint32_t multiprocessors;
     uint32_t capability;       /* 90 for sm_90; 0 for the host */
+    uint64_t bandwidth_bytes_s;/* peak of the device's memory by clock and bus width; 0 unknown */
     char variants[256];        /* kernel variants chosen, for run -v */
 };
 

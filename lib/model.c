@@ -211,6 +211,7 @@ static int make_plan(struct qx_model *m, const struct qx_model_opts *o, const st
     m->info.planned_device_bytes = plan.device_bytes;
     m->info.planned_host_bytes = plan.host_bytes;
     m->info.weight_bytes = sizes.weight_bytes + (plan.table == QX_TABLE_DISK ? 0 : sizes.table_bytes);
+    m->info.bandwidth_bytes_s = info.bandwidth_bytes_s;
     snprintf(m->info.device, sizeof m->info.device, "%s", info.name);
     snprintf(m->info.variants, sizeof m->info.variants, "%s", info.variants);
     return 0;

@@ -272,6 +272,7 @@ struct qx_model_info {
     uint64_t loaded_bytes, load_ns;/* read from files and how long it took */
     uint64_t planned_device_bytes, planned_host_bytes;
     uint64_t device_bytes, device_peak_bytes; /* allocated now, and at most so far */
+    uint64_t bandwidth_bytes_s;    /* the device memory's peak, 0 if unknown */
     const struct qx_plan_part *parts; /* owned by the model */
     uint32_t n_parts;
 };

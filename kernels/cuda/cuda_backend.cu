@@ -86,6 +86,13 @@ static int cu_info(struct qx_backend *be, struct qx_device_info *out, struct qx_
     out->memory_free_bytes = free_bytes;
     out->multiprocessors = (uint32_t)c->prop.multiProcessorCount;
     out->capability = (uint32_t)(c->prop.major * 10 + c->prop.minor);
+    int khz = 0, bits = 0;
+    if (cudaDeviceGetAttribute(&khz, cudaDevAttrMemoryClockRate, be->device) == cudaSuccess &&
+        cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, be->device) == cudaSuccess &&
+        khz > 0 && bits > 0) {
+        out->bandwidth_bytes_s = 2 * (uint64_t)khz * 1000 * (uint64_t)bits / 8; /* two transfers a clock */
+    }
+    cudaGetLastError();
     snprintf(out->variants, sizeof out->variants,
              "few rows: mma.sync with bf16x3 activations, weights decoded in registers; many rows: %s",
              be->precise ? "the same" : "mma.sync bf16");
