@@ -66,7 +66,7 @@ int qx_ple_hash_open(struct qx_ple_hash *h, const struct qx_ckpt *ck, struct qx_
     rc = rc == 0 ? stored(ck, base, "ngram_heads_vocab_sizes", h->size, h->n_heads, err) : rc;
     rc = rc == 0 ? stored(ck, base, "ngram_heads_offsets", h->offset, h->n_heads, err) : rc;
     /* A rank's slice holds only some rows of the table that the heads address. */
-    uint64_t rows = tab->row_base > 0 || tab->n_rows < h->n_rows ? h->n_rows_padded : tab->n_rows;
+    uint64_t rows = tab->is_slice ? h->n_rows_padded : tab->n_rows;
     for (uint32_t i = 0; rc == 0 && i < h->n_heads; i++) {
         uint64_t end;
         if (h->size[i] == 0 || !qx_add_u64(h->offset[i], h->size[i], &end) || end > rows) {

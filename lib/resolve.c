@@ -468,7 +468,7 @@ static void finish_packed(struct qx_resolved *r, const struct gather *g)
 }
 
 /* The note that repack --rank leaves in config.json: the slice's first row. */
-static uint64_t rank_row_base(const struct qx_resolved *r)
+static uint64_t rank_row_base(const struct qx_resolved *r, bool *is_slice)
 {
     const struct qx_blob *b = qx_ckpt_config_text(r->ck);
     struct qx_json_doc doc;
@@ -480,6 +480,7 @@ static uint64_t rank_row_base(const struct qx_resolved *r)
     const struct qx_json *v = qx_json_get(qx_json_get(doc.root, "qx_rank"), "base_row");
     if (v && v->type == QX_JSON_NUMBER && v->is_int && !v->negative) {
         base = v->uint_value;
+        *is_slice = true;
     }
     qx_json_doc_fini(&doc);
     return base;
@@ -504,6 +505,7 @@ static int finish_table(struct qx_resolved *r, const struct gather *g)
     t->source = QX_SRC_STORAGE;
     if (g->packed && t->n_shards == 0) {
         finish_packed(r, g);
+        (void)rank_row_base(r, &t->is_slice);
         return 0;
     }
     t->shards = r->shards;
@@ -515,7 +517,7 @@ static int finish_table(struct qx_resolved *r, const struct gather *g)
                      : strcmp(leaf, "qweight") == 0 ? "GPTQ" : "compressed-tensors";
         t->form = t->format = QX_F_NONE;
     }
-    t->row_base = rank_row_base(r);
+    t->row_base = rank_row_base(r, &t->is_slice);
     t->n_rows = 0;
     if (t->rows_per_shard && !qx_mul_u64(t->rows_per_shard, t->n_shards, &t->n_rows)) {
         t->format = QX_F_NONE;

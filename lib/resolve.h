@@ -76,7 +76,8 @@ struct qx_table {
     uint32_t n_shards;           /* by the highest number seen + 1; absent ones have weight NULL */
     const struct qx_table_shard *shards;
     const struct qx_tensor *global; /* FP8 weight_scale or NVFP4 weight_scale_2, NULL if none stored */
-    uint64_t row_base;           /* first row held when this is a rank's slice (qx_rank), else 0 */
+    bool is_slice;               /* one rank's rows only (qx_rank in config.json) */
+    uint64_t row_base;           /* first row held when this is a slice, else 0 */
     bool packed_rows;            /* qx's own row layout: see pack.h */
 };
 const struct qx_table *qx_resolved_table(const struct qx_resolved *r);

@@ -612,7 +612,7 @@ static int report_constants(struct verify *v, struct qx_error *err)
         if (qx_add_u64(size, off, &end) && end <= table->n_rows + table->row_base) {
             continue;
         }
-        if (table->row_base) {
+        if (table->is_slice) {
             break; /* a rank's slice: heads reach over other ranks */
         }
         if (!have[1] && !have[2]) {

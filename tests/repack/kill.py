@@ -1,0 +1,91 @@
+"""repack killed at random times, then resumed: the output is that of an uninterrupted run, byte for byte.
+
+usage: kill.py BUILD [KILLS [MIB]]     (default 5 kills of a table of 64 MiB; the long form: 50 2048)
+"""
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+from common import NG, build, check, gen, run, same_tree
+
+kills = int(sys.argv[2]) if len(sys.argv) > 2 else 5
+mib = int(sys.argv[3]) if len(sys.argv) > 3 else 64
+work = pathlib.Path(tempfile.mkdtemp(prefix='qx-kill-', dir='/var/tmp'))
+
+
+def big_table(path):
+    """T0 with a BF16 table of about `mib` MiB: width 160, random rows."""
+    config = gen.t0_config()
+    n = mib * 1024 * 1024 // 320
+    config['text_config'].update(ple_embed_dim=640, ngram_vocab_size_base=n // 4, split_ngram_parts=1)
+    c = gen.build(config, table='bf16', sparse_table=True)
+    name = NG + 'shard_0.weight'
+    c.write(path, shards={'model-00001-of-00002.safetensors': [x for x in c.tensors if x != name],
+                          'model-00002-of-00002.safetensors': [name]})
+    from common import header
+    file = path / 'model-00002-of-00002.safetensors'
+    head, data = header(file)
+    a, b = head[name]['data_offsets']
+    rng = np.random.default_rng(1)
+    with open(file, 'r+b') as f:
+        f.seek(data)
+        for at in range(a, b, 16 << 20):
+            m = min(16 << 20, b - at) // 2
+            # Finite BF16: exponents of values around 2^-6 to 2^0.
+            v = rng.integers(0, 1 << 16, m, dtype=np.uint16)
+            f.write(((v & 0x807f) | (((v >> 7) % 7 + 121).astype(np.uint16) << 7)).astype('<u2').tobytes())
+
+
+def arguments(out):
+    return ['-o', str(out), '--table', 'nvfp4', '-q']
+
+
+try:
+    src = work / 'src'
+    big_table(src)
+    print('table ready', flush=True)
+    whole = work / 'whole'
+    start = time.monotonic()
+    run('repack', src, *arguments(whole))
+    took = time.monotonic() - start
+    print(f'uninterrupted: {took:.2f} s', flush=True)
+    random.seed(7)
+    caught = resumed = 0
+    for k in range(kills):
+        out = work / 'out'
+        p = subprocess.Popen([str(build / 'qx-repack'), str(src), *arguments(out)], stderr=subprocess.PIPE)
+        time.sleep(random.uniform(0, took * 0.95))
+        p.send_signal(signal.SIGKILL)
+        p.communicate()
+        caught += p.returncode == -signal.SIGKILL
+        check('after a kill the output is whole or not there', not out.exists() or p.returncode == 0)
+        part = pathlib.Path(str(out) + '.part')
+        resumed += part.exists()
+        if not out.exists():
+            run('repack', src, *arguments(out))
+        same_tree(whole, out)
+        check('no part is left', not part.exists())
+        shutil.rmtree(out)
+    # Another plan does not go on with this part; without --resume it starts again.
+    p = subprocess.Popen([str(build / 'qx-repack'), str(src), *arguments(work / 'out')], stderr=subprocess.PIPE)
+    time.sleep(took * 0.6)
+    p.send_signal(signal.SIGINT)
+    p.communicate()
+    if p.returncode == -signal.SIGINT:
+        check('an interrupt leaves a part', (work / 'out.part').exists())
+        q = run('repack', src, '-o', work / 'out', '--table', 'fp8', code=2)
+        check('plan-differs', b'plan-differs' in q.stderr)
+        run('repack', src, *arguments(work / 'out'))
+        same_tree(whole, work / 'out')
+    else:
+        print('SKIP interrupt: the run had ended')
+    print(f'{kills} kills, {caught} while at work, {resumed} left a part: all ended with the same bytes')
+finally:
+    shutil.rmtree(work, ignore_errors=True)
