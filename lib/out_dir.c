@@ -3,6 +3,7 @@
 #include "out_dir.h"
 
 #include "alloc.h"
+#include "file_map.h"
 #include "file_out.h"
 #include "str.h"
 
@@ -96,11 +97,12 @@ static int read_notes(struct qx_out_dir *d, struct qx_error *err)
     if (d->text == NULL) {
         return qx_fail_nomem(err);
     }
-    ssize_t k = pread(d->journal, d->text, n, 0);
-    if (k < 0) {
-        return io_failed(d->part, errno, "read the journal", err);
+    int rc = qx_file_read(d->journal, d->text, n, 0, err);
+    if (rc) {
+        qx_error_at(err, d->part, NULL, QX_NO_OFF);
+        return rc;
     }
-    d->text[k] = 0;
+    d->text[n] = 0;
     char *p = d->text;
     for (char *end; (end = strchr(p, '\n')) != NULL; p = end + 1) {
         char want[16];

@@ -7,6 +7,7 @@
 #include "repack_impl.h"
 
 #include "codes.h"
+#include "file_map.h"
 #include "file_out.h"
 #include "out_dir.h"
 #include "pool.h"
@@ -524,10 +525,8 @@ static int finish_packed(struct run *x, struct qx_error *err)
         }
         for (uint64_t k = 0; rc == 0 && k < p->size; k += cap) {
             size_t n = p->size - k < cap ? (size_t)(p->size - k) : cap;
-            ssize_t got = pread(x->fd[i], buf, n, (off_t)(p->off + k));
-            if (got != (ssize_t)n) {
-                rc = qx_fail_errno(err, QX_E_WRITE, got < 0 ? errno : EIO, "write",
-                                   "cannot read back");
+            rc = qx_file_read(x->fd[i], buf, n, p->off + k, err);
+            if (rc != 0) {
                 qx_error_at(err, f->name, NULL, p->off + k);
                 break;
             }
