@@ -35,6 +35,11 @@ for p in qx qx-inspect qx-verify qx-decode-rows qx-run; do
 done
 ok
 
+for f in bash-completion/completions/qx.bash zsh/site-functions/_qx fish/vendor_completions.d/qx.fish; do
+    [ -s "$prefix/share/$f" ] || bad "no completion $f"
+done
+ok
+
 pc=$(dirname "$(find "$prefix" -name libqx.pc | head -1)")
 flags=$(PKG_CONFIG_PATH=$pc PKG_CONFIG_SYSROOT_DIR=$work/root pkg-config --cflags --libs libqx)
 # shellcheck disable=SC2086 # flags are words
