@@ -186,31 +186,30 @@ static int all_zero(struct verify *v, const struct qx_tensor *t, uint8_t mask, b
 }
 
 /* Blocks of an NVFP4 scale tensor that are zero over codes that are not (signs do not count: -0 is 0).
- * At most `limit` zero blocks are looked at. */
+ * Each look at codes costs one piece of v->zero_pieces; without any left the rest is taken for right. */
 struct zero_blocks { uint64_t n, first; };
 
 static int zero_over_codes(struct verify *v, const struct qx_tensor *scale, const struct qx_tensor *codes,
-                           uint64_t limit, struct zero_blocks *z, struct qx_error *err)
+                           struct zero_blocks *z, struct qx_error *err)
 {
     const uint64_t piece = 65536;
     uint8_t *s = qx_malloc(piece), *c = qx_malloc(piece * 8);
     int rc = s && c ? 0 : qx_fail_nomem(err);
-    uint64_t seen = 0;
     z->n = z->first = 0;
     if (codes->size_bytes != scale->size_bytes * 8) {
         goto out; /* shapes do not fit: reported elsewhere */
     }
-    for (uint64_t at = 0; rc == 0 && at < scale->size_bytes && seen < limit; at += piece) {
+    for (uint64_t at = 0; rc == 0 && at < scale->size_bytes && v->zero_pieces; at += piece) {
         uint64_t n = scale->size_bytes - at < piece ? scale->size_bytes - at : piece;
         bool loaded = false;
         rc = qx_ckpt_read(v->ck, scale, at, s, n, err);
-        for (uint64_t i = 0; rc == 0 && i < n && seen < limit; ++i) {
+        for (uint64_t i = 0; rc == 0 && i < n && v->zero_pieces; ++i) {
             unsigned any = 0;
             if (s[i] & 0x7f) {
                 continue;
             }
-            ++seen;
             if (!loaded) {
+                --v->zero_pieces;
                 rc = qx_ckpt_read(v->ck, codes, at * 8, c, n * 8, err);
                 loaded = true;
             }
@@ -372,8 +371,7 @@ static int report_scale(struct verify *v, const struct qx_scan_item *it, struct 
                                             : qx_resolved_module(v->res, it->ref)->weight;
         struct qx_scan_item copy = *it;
         if (codes && codes->readable) {
-            rc = zero_over_codes(v, it->t, codes, v->o->level == QX_VERIFY_FULL ? UINT64_MAX : 65536, &z,
-                                 err);
+            rc = zero_over_codes(v, it->t, codes, &z, err);
             if (rc == 0 && z.n) {
                 copy.n[3] = z.n;
                 copy.first[3] = z.first;
@@ -642,6 +640,8 @@ int qx_values_report(struct verify *v, struct qx_error *err)
     uint64_t reported = 0;
     bool full = v->o->level == QX_VERIFY_FULL, ok = true;
     int rc = 0;
+    /* Up to 1 GiB of codes below zero scales is read; at level full all. */
+    v->zero_pieces = full ? UINT64_MAX : 2048;
     for (size_t i = 0; rc == 0 && ok && i < v->n_items; ++i) {
         const struct qx_scan_item *it = &v->items[i];
         switch (it->role) {

@@ -30,6 +30,7 @@ struct verify {
     size_t n_items, cap_items;
     struct qx_scan_file *files;    /* the checkpoint's first, same indexes; then others of the directory */
     size_t n_files, cap_files;
+    uint64_t zero_pieces;          /* rules_value.c: reads of codes below zero scales that are left */
     struct qx_arena *arena;        /* names of the other files */
 };
 
