@@ -15,6 +15,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define MAX_LIST_BYTES (256u << 20)
+
 const char *const opt_when[] = {"auto", "always", "never", NULL};
 
 /* Options that every program answers without a row in its array. */
@@ -128,13 +130,16 @@ static bool read_all(struct scan *s, const char *path, struct qx_buf *b)
     }
     char chunk[16384];
     size_t n;
-    while ((n = fread(chunk, 1, sizeof chunk, f)) > 0 && !b->failed) {
+    while ((n = fread(chunk, 1, sizeof chunk, f)) > 0 && !b->failed && b->n <= MAX_LIST_BYTES) {
         qx_buf_add(b, chunk, n);
     }
     if (ferror(f)) {
         qx_fail_errno(&s->err, QX_E_IO, errno, "io", "cannot read list '%s'", path);
     } else if (b->failed) {
         qx_fail_nomem(&s->err);
+    } else if (b->n > MAX_LIST_BYTES) {
+        qx_fail(&s->err, QX_E_VALUE, "list-too-long", "list '%s' is longer than %u MiB", path,
+                MAX_LIST_BYTES >> 20);
     }
     if (!is_stdin) {
         fclose(f);

@@ -15,6 +15,7 @@
 #include <sys/resource.h>
 
 #define USUAL_CTX 32768u
+#define MAX_PROMPT_BYTES (256u << 20)
 /* Room behind the last token for a chain of drafts, and a round number of tokens. */
 #define CTX_ROUND 64u
 
@@ -331,7 +332,7 @@ int run_read_prompt(struct run *r, char **out, size_t *n)
             return qx_fail_errno(&r->err, errno == ENOENT ? QX_E_NOT_FOUND : QX_E_IO, errno, "io",
                                  "cannot read prompt file '%s'", path);
         }
-        while (!b.failed && !signals_pending() && (k = fread(chunk, 1, sizeof chunk, f)) > 0) {
+        while (!b.failed && b.n <= MAX_PROMPT_BYTES && !signals_pending() && (k = fread(chunk, 1, sizeof chunk, f)) > 0) {
             qx_buf_add(&b, chunk, k);
         }
         bool bad = ferror(f) != 0;
@@ -342,6 +343,11 @@ int run_read_prompt(struct run *r, char **out, size_t *n)
         if (signals_pending()) {
             qx_buf_fini(&b);
             return qx_fail(&r->err, QX_E_INTERRUPTED, "interrupted", "interrupted");
+        }
+        if (b.n > MAX_PROMPT_BYTES) {
+            qx_buf_fini(&b);
+            return qx_fail(&r->err, QX_E_VALUE, "prompt", "prompt file '%s' is longer than %u MiB", path,
+                           MAX_PROMPT_BYTES >> 20);
         }
         if (bad) {
             qx_buf_fini(&b);

@@ -48,9 +48,15 @@ ok
 LD_LIBRARY_PATH=$(dirname "$lib") "$work/read_row" "$source/sample" 17 >"$work/mine"
 "$prefix/bin/qx-decode-rows" "$source/sample" --rows 17 --format jsonl >"$work/theirs"
 python3 - "$work/mine" "$work/theirs" <<'PY'
-import json, sys
-mine = [float(x) for x in open(sys.argv[1]).read().split(":", 1)[1].split()]
-theirs = json.loads(open(sys.argv[2]).read())["values"]
+import json, struct, sys
+
+
+def f32(x):  # both print just enough digits to read the same f32 back
+    return struct.unpack("f", struct.pack("f", float(x)))[0]
+
+
+mine = [f32(x) for x in open(sys.argv[1]).read().split(":", 1)[1].split()]
+theirs = [f32(x) for x in json.loads(open(sys.argv[2]).read())["values"]]
 if mine != theirs:
     sys.exit(f"the example reads {mine[:4]}…, decode-rows {theirs[:4]}…")
 PY
