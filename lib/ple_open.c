@@ -51,9 +51,7 @@ int qx_ple_hash_open(struct qx_ple_hash *h, const struct qx_ckpt *ck, struct qx_
     const struct qx_resolved *res = qx_ckpt_resolved(ck);
     const struct qx_table *tab = res != NULL ? qx_resolved_table(res) : NULL;
     if (c == NULL || tab == NULL || !tab->present) {
-        rc = qx_fail(err, QX_E_MISSING, "table-missing", "the checkpoint has no n-gram table");
-        qx_error_at(err, qx_ckpt_path(ck), NULL, QX_NO_OFF);
-        return rc;
+        return qx_fail_no_table(ck, err);
     }
     char base[448];
     const char *dot = strrchr(tab->module, '.');

@@ -25,6 +25,9 @@ struct qx_backend; /* backend.h */
 int qx_rows_read_device(const struct qx_rows *r, struct qx_backend *be, const uint64_t *rows, size_t n,
                         enum qx_row_dtype dtype, void *dst, struct qx_error *err);
 
+/* Fails as "table-missing", or with why the file that should hold the table's first shard cannot be used. */
+int qx_fail_no_table(const struct qx_ckpt *ck, struct qx_error *err);
+
 /* A scale of one element, widened exactly from BF16, F16 or F32: kinds scale-dtype, scale-shape. */
 int qx_read_scalar(const struct qx_ckpt *ck, const struct qx_tensor *t, float *out, struct qx_error *err);
 

@@ -276,6 +276,29 @@ static int open_packed(struct qx_rows *r, const struct qx_table *tab, struct qx_
     return rc;
 }
 
+int qx_fail_no_table(const struct qx_ckpt *ck, struct qx_error *err)
+{
+    const struct qx_config *c = qx_ckpt_config(ck);
+    const struct qx_tensor *t;
+    struct qx_error why;
+    char name[160];
+    if (c != NULL && c->n_ple_layers > 0) {
+        snprintf(name, sizeof name,
+                 "model.language_model.layers.%" PRIu32 ".ple.ple_embedding.ngram_embedding.shard_0.weight",
+                 c->ple_layer[0]);
+        int rc = qx_ckpt_need(ck, name, &t, &why);
+        if (rc != 0 && strcmp(why.kind, "missing-tensor") != 0) {
+            if (err != NULL) {
+                *err = why;
+            }
+            return rc;
+        }
+    }
+    int rc = qx_fail(err, QX_E_MISSING, "table-missing", "the checkpoint has no n-gram table");
+    qx_error_at(err, qx_ckpt_path(ck), NULL, QX_NO_OFF);
+    return rc;
+}
+
 int qx_rows_open_table(struct qx_rows **out, const struct qx_ckpt *ck, struct qx_error *err)
 {
     *out = NULL;
@@ -289,9 +312,7 @@ int qx_rows_open_table(struct qx_rows **out, const struct qx_ckpt *ck, struct qx
     const struct qx_resolved *res = qx_ckpt_resolved(ck);
     const struct qx_table *tab = res != NULL ? qx_resolved_table(res) : NULL;
     if (tab == NULL || !tab->present) {
-        rc = qx_fail(err, QX_E_MISSING, "table-missing", "the checkpoint has no n-gram table");
-        qx_error_at(err, qx_ckpt_path(ck), NULL, QX_NO_OFF);
-        return rc;
+        return qx_fail_no_table(ck, err);
     }
     struct qx_rows *r = qx_calloc(1, sizeof *r);
     if (r == NULL) {

@@ -34,7 +34,7 @@ try:
 except OSError:
     pass
 _, status, use = os.wait4(pid, 0)
-open(sys.argv[1], "w").write("%d %s" % (use.ru_maxrss * 1024, io.get("rchar", -1)))
+open(sys.argv[1], "w").write("%d %s %f" % (use.ru_maxrss * 1024, io.get("rchar", -1), use.ru_utime + use.ru_stime))
 os._exit(os.waitstatus_to_exitcode(status) & 255)
 """
 
@@ -66,7 +66,7 @@ class Result:
     def __init__(self, args, code, out, err):
         self.args, self.code, self.out = args, code, out
         self.err = err.decode("utf-8", "replace")
-        self.docs, self.peak, self.rchar = [], None, None
+        self.docs, self.peak, self.rchar, self.cpu_s = [], None, None, None
 
     @property
     def doc(self):
@@ -189,7 +189,8 @@ class Case:
         r = Result([f"qx-{command}" if command != "qx" else "qx"] + list(args) + (["--json"] if json else []),
                    p.returncode, p.stdout, p.stderr)
         if measure and report.exists():
-            r.peak, r.rchar = (int(v) for v in report.read_text().split())
+            peak, rchar, cpu = report.read_text().split()
+            r.peak, r.rchar, r.cpu_s = int(peak), int(rchar), float(cpu)
         if p.returncode < 0 or p.returncode > 127:
             raise Fail(f"{r.line()}: ended by a signal\n{r.tail()}")
         if "Sanitizer" in r.err or "runtime error:" in r.err:
