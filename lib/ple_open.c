@@ -1,6 +1,7 @@
 /* ple_open.c: see ple_open.h. */
 #include "ple_open.h"
 
+#include "rows.h"
 #include "resolve.h"
 
 #include <inttypes.h>
