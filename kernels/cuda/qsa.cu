@@ -237,12 +237,13 @@ __device__ void select_blocks(const float *score, uint32_t n, uint32_t k, int32_
         __syncthreads();
         for (uint32_t i = tid * 4; i < n; i += SEL_T * 4) {
             float4 s = make_float4(0, 0, 0, 0);
-            if (i + 4 <= n) {
+            if (i + 4 <= n && ((uintptr_t)score & 15) == 0) {
                 s = __ldcg((const float4 *)(score + i));
             } else {
                 s.x = __ldcg(score + i);
                 s.y = i + 1 < n ? __ldcg(score + i + 1) : 0.0f;
                 s.z = i + 2 < n ? __ldcg(score + i + 2) : 0.0f;
+                s.w = i + 3 < n ? __ldcg(score + i + 3) : 0.0f;
             }
             const float v[4] = {s.x, s.y, s.z, s.w};
 #pragma unroll
@@ -390,8 +391,8 @@ template <int HEADS> __global__ void __launch_bounds__(SEL_T) qsa_select(const _
 extern "C" int qx_cuda_qsa_select(struct qx_queue *q, const struct qx_op_qsa_select *o)
 {
     const uint32_t n = o->step->n_rows;
-    if (n > QX_N_TICKETS || o->i_dim % 32 || o->i_dim > QSA_MAX_DIM || o->max_blocks % 4) {
-        return qx_queue_refuse(q, "qsa_select", "index dimension no multiple of 32, max_blocks none of 4, or too many rows");
+    if (n > QX_N_TICKETS || o->i_dim % 32 || o->i_dim > QSA_MAX_DIM) {
+        return qx_queue_refuse(q, "qsa_select", "index dimension no multiple of 32, or too many rows");
     }
     sel_args a = {*o->step, o->i_heads, o->i_dim, o->ratio,   o->budget_blocks, o->max_blocks, o->iq, o->kv,
                   o->scores, o->block,  o->n_block, q->tickets};

@@ -432,7 +432,7 @@ __device__ void at_mass(const float *l, uint32_t vocab, double top, double inv, 
     unsigned long long n = 1;
     if (one && want > before) {
         const unsigned long long d = want - before;
-        n = over ? d / one + 1 : (d + one - 1) / one;
+        n = over ? d / one + 1 : d / one + (d % one != 0);
     }
     if (threadIdx.x == 0) {
         s->n = 0;

@@ -435,8 +435,9 @@ __host__ __device__ inline uint32_t tile_pb_of(uint8_t f, int nb)
 
 /* Steps a part whose activations are in shared memory at one time, and the bytes of that. */
 #define QX_TILE_X_BYTES (72u * 1024u)
-__host__ __device__ inline uint32_t tile_stage_steps(uint8_t f, int nb, const tile_split &s, uint32_t m)
+__host__ __device__ inline uint32_t tile_stage_steps(uint8_t f, int nb, const tile_split &s)
 {
+    const uint32_t m = nb == 1 ? 2 : nb == 2 ? 5 : 8; /* the most rows, whatever a group has */
     const uint32_t step_bytes = 3 * m * s.parts * tf_kb(f) * 2, pb = tile_pb_of(f, nb);
     uint32_t n = QX_TILE_X_BYTES / step_bytes;
     n = n >= s.per ? s.per : n / pb * pb;
@@ -448,7 +449,7 @@ __host__ __device__ inline uint32_t tile_stage_stride(uint8_t f, const tile_spli
 }
 __host__ inline uint32_t tile_x_bytes(uint8_t f, int nb, const tile_split &s, uint32_t m)
 {
-    return 3 * m * tile_stage_stride(f, s, tile_stage_steps(f, nb, s, m));
+    return 3 * m * tile_stage_stride(f, s, tile_stage_steps(f, nb, s));
 }
 
 /* The whole product of one warp: its part of K of rows row .. row+15 into red [16][NB*8]. All threads of
@@ -475,7 +476,7 @@ __device__ __forceinline__ void tile_run(float *red, const tile_w &w, const tile
     }
     pdl_wait();
     ready();
-    const uint32_t cap = tile_stage_steps(F, NB, sp, m_rows);
+    const uint32_t cap = tile_stage_steps(F, NB, sp);
     const uint32_t cs16 = tile_stage_stride(F, sp, cap) / 16;
     const b_shared bl = {xs, cs16, 3 * m_rows};
     float acc[NB][4] = {};
