@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define MAX_LIST_BYTES (256u << 20)
@@ -26,8 +27,15 @@ static const struct opt builtin[] = {
     {.type = OPT_END},
 };
 
+/* Defaults from the environment, for the commands that have these options. */
+static const struct { const char *option, *variable; } env_defaults[] = {
+    {"device", "QX_DEVICE"},
+    {"threads", "QX_THREADS"},
+};
+
 struct scan {
     const struct opt_command *cmd;
+    bool env_given[QX_ARRAY_LEN(env_defaults)]; /* on the command line */
     char program[64];
     struct qx_error err; /* a file or standard input that cannot be read: not a usage error */
 };
@@ -180,6 +188,9 @@ static int store(struct scan *s, const struct opt *o, const char *shown, const c
 {
     if (o->given) {
         *o->given = true;
+    }
+    for (size_t i = 0; i < QX_ARRAY_LEN(env_defaults); i++) {
+        s->env_given[i] = s->env_given[i] || (o->name && !strcmp(o->name, env_defaults[i].option));
     }
     switch (o->type) {
     case OPT_FLAG:
@@ -447,6 +458,23 @@ static int long_option(struct scan *s, int argc, char **argv, int *i)
     return store(s, o, shown, value, true) ? BAD : GO_ON;
 }
 
+static int from_environment(struct scan *s)
+{
+    for (size_t i = 0; i < QX_ARRAY_LEN(env_defaults); i++) {
+        const struct opt *o = find_in(s->cmd->opts, env_defaults[i].option, strlen(env_defaults[i].option));
+        const char *value = getenv(env_defaults[i].variable);
+        if (!o || s->env_given[i] || !value || !value[0]) {
+            continue;
+        }
+        struct opt quiet = *o; /* a default does not count as given */
+        quiet.given = NULL;
+        if (store(s, &quiet, env_defaults[i].variable, value, true)) {
+            return BAD;
+        }
+    }
+    return GO_ON;
+}
+
 /* A cluster of letters, the last of which may take a value: -vq, -n5, -n 5. */
 static int short_options(struct scan *s, int argc, char **argv, int *i)
 {
@@ -516,6 +544,9 @@ int opt_parse(const struct opt_command *cmd, int argc, char **argv, char ***args
     if (s.err.code != QX_OK) {
         struct ui ui = {.program = s.program, .json = want_json(&s)};
         return ui_finish(&ui, ui_fail(&ui, &s.err));
+    }
+    if (from_environment(&s) == BAD) {
+        return EXIT_USAGE;
     }
     if (n < cmd->min_args) {
         const char *line = cmd->synopsis;

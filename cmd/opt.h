@@ -59,7 +59,7 @@ struct opt_common {
     {OPT_U64, 'j', "threads", "N", &(c).threads, 0, "worker threads (default: all processors)", 0, 0}
 extern const char *const opt_when[];
 
-/* Parses argv. Returns -1 to go on with *args/n_args set, or an exit code: 0 after --help, --version,
+/* Parses argv; options --device and --threads default to QX_DEVICE and QX_THREADS. Returns -1 to go on with *args/n_args set, or an exit code: 0 after --help, --version,
  * --list-options; 2 after a wrong command line (one line on stderr, nothing on stdout). A bad LIST
  * item prints its kind in the message. */
 int opt_parse(const struct opt_command *cmd, int argc, char **argv, char ***args, int *n_args);

@@ -187,8 +187,12 @@ static void statistics(const struct one *o)
     if (s->n_tokens > 0) {
         double rate = decode_rate(s), bytes = (double)s->bytes_per_step;
         double steps = s->decode_ns ? (double)s->rounds * 1e9 / (double)s->decode_ns : 0;
-        ui_stat(ui, "output   %llu tokens, first after %.3f s, %.1f tokens/s, ended by %s",
-                (unsigned long long)s->n_tokens, o->prefill_s + (double)s->ttft_ns * 1e-9, rate,
+        char speed[48] = "";
+        if (rate > 0) {
+            snprintf(speed, sizeof speed, ", %.1f tokens/s", rate);
+        }
+        ui_stat(ui, "output   %llu tokens, first after %.3f s%s, ended by %s",
+                (unsigned long long)s->n_tokens, o->prefill_s + (double)s->ttft_ns * 1e-9, speed,
                 run_stop_reason(&o->text, s->reason));
         if (s->bytes_per_step && steps > 0) {
             char share[64] = "";

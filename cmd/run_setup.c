@@ -73,21 +73,10 @@ static int parse_seed(struct run *r)
 static int check_device(struct run *r)
 {
     uint64_t n;
-    const char *d;
-    if (!r->o.device) {
-        const char *env = getenv("QX_DEVICE");
-        r->o.device = env && env[0] ? env : NULL;
-    }
-    d = r->o.device;
+    const char *d = r->o.device;
     if (d && strcmp(d, "cpu") != 0 && strcmp(d, "cuda") != 0 &&
         (strncmp(d, "cuda:", 5) != 0 || !qx_parse_u64(d + 5, strlen(d + 5), &n) || n > 1023)) {
         return usage(r, "'--device' wants cpu, cuda or cuda:N, not '%s'", d);
-    }
-    if (!r->common.threads) {
-        const char *env = getenv("QX_THREADS");
-        if (env && env[0] && !qx_parse_u64(env, strlen(env), &r->common.threads)) {
-            return usage(r, "QX_THREADS wants a whole number, not '%s'", env);
-        }
     }
     if (r->common.threads > 4096) {
         return usage(r, "'--threads' wants at most 4096");

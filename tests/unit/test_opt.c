@@ -130,6 +130,21 @@ static void good_lines(void **state)
     assert_string_equal(v.str, "-f");
 }
 
+static void environment(void **state)
+{
+    char a[4096];
+    (void)state;
+    setenv("QX_THREADS", "3", 1);
+    assert_int_equal(parse("x", a), -1);
+    assert_int_equal(v.common.threads, 3);
+    assert_int_equal(parse("x -j 5", a), -1);
+    assert_int_equal(v.common.threads, 5);
+    setenv("QX_THREADS", "many", 1);
+    assert_int_equal(parse("x", a), 2);
+    assert_non_null(strstr(captured[1], "QX_THREADS"));
+    unsetenv("QX_THREADS");
+}
+
 static void wrong_lines(void **state)
 {
     static const struct { const char *line, *names; } t[] = {
@@ -302,7 +317,7 @@ static void tables(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(good_lines), cmocka_unit_test(wrong_lines), cmocka_unit_test(answers),
+        cmocka_unit_test(good_lines), cmocka_unit_test(environment), cmocka_unit_test(wrong_lines), cmocka_unit_test(answers),
         cmocka_unit_test(progress_lines), cmocka_unit_test(tables),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
