@@ -2,6 +2,7 @@
  * What decides a shape or a result must be present and in range; unknown keys are nobody's business. */
 #include "config.h"
 
+#include "config_check.h"
 #include "json_doc.h"
 #include "qx.h"
 
@@ -286,10 +287,20 @@ static void read_text_type(struct reader *r, struct qx_config *c, const struct s
 
 /* ---- the text model -------------------------------------------------------------------------------- */
 
-static void read_layer_types(struct reader *r, struct qx_config *c, const struct section *s)
+bool qx_config_is_full_attention(const char *layer_type)
 {
     static const char *const qsa[] = {"full_attention", "qwen_sparse_attention",
                                       "deepseek_sparse_attention", "hybrid_indexed"};
+    for (size_t i = 0; i < QX_ARRAY_LEN(qsa); i++) {
+        if (strcmp(layer_type, qsa[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void read_layer_types(struct reader *r, struct qx_config *c, const struct section *s)
+{
     c->full_attention_interval = (uint32_t)get_int(r, s, "full_attention_interval", 1, 4096, 4);
     const struct qx_json *l = get_container(r, s, "layer_types", QX_JSON_ARRAY);
     if (r->rc) {
@@ -317,15 +328,9 @@ static void read_layer_types(struct reader *r, struct qx_config *c, const struct
             fail_type(r, s->path, key, v, "a string");
             return;
         }
-        bool ok = strcmp(v->str, "linear_attention") == 0;
-        c->layer_type[i] = QX_LAYER_GDN;
-        for (size_t k = 0; k < QX_ARRAY_LEN(qsa) && !ok; k++) {
-            if (strcmp(v->str, qsa[k]) == 0) {
-                c->layer_type[i] = QX_LAYER_QSA;
-                ok = true;
-            }
-        }
-        if (!ok) {
+        bool full = qx_config_is_full_attention(v->str);
+        c->layer_type[i] = full ? QX_LAYER_QSA : QX_LAYER_GDN;
+        if (!full && strcmp(v->str, "linear_attention") != 0) {
             fail_value(r, s->path, key, v, "linear_attention or full_attention");
             return;
         }
@@ -677,6 +682,7 @@ int qx_config_parse(struct qx_config *out, const char *text, size_t n, const cha
     read_vision(&r, &c, &top);
     if (!r.rc) {
         memcpy(out, &c, sizeof c);
+        qx_config_check(&c, doc.root, s.o, file, fs);
         if (fs && qx_findings_failed(fs)) {
             r.rc = qx_fail_nomem(err);
         }

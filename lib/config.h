@@ -72,6 +72,9 @@ struct qx_config {
 int qx_config_parse(struct qx_config *out, const char *text, size_t n, const char *file,
                     struct qx_findings *fs, struct qx_error *err);
 
+/* Is this one of the spellings of the layer type with block-sparse full attention (formats 10)? */
+bool qx_config_is_full_attention(const char *layer_type);
+
 /* Context limit in tokens: max_position_embeddings, or with yarn original x factor (model 14). */
 uint64_t qx_config_context_limit(const struct qx_config *c);
 

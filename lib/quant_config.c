@@ -428,6 +428,64 @@ static void read_entries(struct qreader *r, struct qx_quant_home *h, const struc
     }
 }
 
+static double number_of(const struct qx_json *o, const char *key)
+{
+    const struct qx_json *v = qx_json_get(o, key);
+    return v && v->type == QX_JSON_NUMBER && !v->is_nonfinite ? v->f64 : 0;
+}
+
+/* The format that a group's numbers describe. */
+static enum qx_format group_format(const struct qx_json *group)
+{
+    const struct qx_json *w = qx_json_get(group, "weights");
+    const struct qx_json *type = qx_json_get(w, "type");
+    double bits = number_of(w, "num_bits");
+    double size = number_of(w, "group_size");
+    if (!type || type->type != QX_JSON_STRING || strcmp(type->str, "float") != 0) {
+        return QX_F_NONE;
+    }
+    if (bits == 4 && size == 16) {
+        return qx_json_get(group, "input_activations") ? QX_F_NVFP4 : QX_F_W4A16_NVFP4;
+    }
+    if (bits == 8) {
+        return size == 0 ? QX_F_FP8 : size == 32 ? QX_F_MXFP8 : size == 128 ? QX_F_FP8_BLOCK : QX_F_NONE;
+    }
+    return QX_F_NONE;
+}
+
+/* config_groups repeat what quantized_layers says; their shape is not required to be known. */
+static void read_groups(struct qreader *r, struct qx_quant_home *h, const struct qx_json *o)
+{
+    const struct qx_json *groups = qx_json_get(o, "config_groups");
+    size_t n = 0;
+    size_t bytes = 0;
+    for (const struct qx_json *g = qx_json_each(groups, NULL); g; g = qx_json_each(groups, g)) {
+        const struct qx_json *t = qx_json_get(g, "targets");
+        n += t ? t->n_children : 0;
+    }
+    if (n == 0 || r->rc || !qx_mul_size(n, sizeof *h->targets, &bytes)) {
+        return;
+    }
+    h->targets = qx_arena_alloc(r->arena, bytes, _Alignof(struct qx_quant_target));
+    if (!h->targets) {
+        r->rc = qx_fail_nomem(r->err);
+        return;
+    }
+    for (const struct qx_json *g = qx_json_each(groups, NULL); g; g = qx_json_each(groups, g)) {
+        const struct qx_json *t = qx_json_get(g, "targets");
+        for (const struct qx_json *v = qx_json_each(t, NULL); v; v = qx_json_each(t, v)) {
+            /* "Linear" and regular expressions name kinds of modules, not modules. */
+            if (v->type != QX_JSON_STRING || !strchr(v->str, '.') || strncmp(v->str, "re:", 3) == 0) {
+                continue;
+            }
+            const char *s = keep(r, v->str, v->str_n);
+            h->targets[h->n_targets++] =
+                (struct qx_quant_target){g->key ? keep(r, g->key, strlen(g->key)) : "", s,
+                                         qx_norm_name(s, strlen(s)), group_format(g)};
+        }
+    }
+}
+
 static void read_method(struct qreader *r, struct qx_quant_home *h, const struct qx_json *o)
 {
     static const char *const foreign[] = {"gptq", "auto-round", "awq", "compressed-tensors", "exl3",
@@ -496,6 +554,7 @@ int qx_quant_home_read(struct qx_quant_home *out, const struct qx_json *o, const
     out->present = true;
     read_method(&r, out, o);
     read_entries(&r, out, o);
+    read_groups(&r, out, o);
     static const char *const lists[] = {"ignore", "exclude_modules", "modules_to_not_convert"};
     for (size_t i = 0; i < QX_ARRAY_LEN(lists) && out->n_ignore == 0; i++) {
         read_patterns(&r, out, o, lists[i], &out->ignore, &out->n_ignore);

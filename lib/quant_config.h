@@ -44,6 +44,13 @@ struct qx_quant_pattern {
     bool used;
 };
 
+/* One target of config_groups: the same claim in the words of compressed-tensors. */
+struct qx_quant_target {
+    const char *group, *text; /* "group_0", the module name as written */
+    struct qx_norm norm;
+    enum qx_format format;    /* QX_F_NONE: the group's numbers say none that is known */
+};
+
 struct qx_quant_home {
     bool present;
     const char *file;     /* "config.json" or "hf_quant_config.json" */
@@ -61,6 +68,8 @@ struct qx_quant_home {
     struct qx_quant_pattern *convert;     /* modules_to_convert: suffixes */
     size_t n_convert;
     const char *ignore_key;               /* which key the list had */
+    struct qx_quant_target *targets;      /* of all config_groups that name modules */
+    size_t n_targets;
     uint32_t n_normalised;                /* names written with another prefix than tensors have */
 };
 

@@ -153,6 +153,17 @@ static int read_home(struct qx_resolved *r, int i, const struct qx_blob *b, cons
     return rc;
 }
 
+static bool is_modelopt(const char *method)
+{
+    static const char *const names[] = {"modelopt", "modelopt_fp4", "modelopt_fp8", "modelopt_mixed"};
+    for (size_t i = 0; i < QX_ARRAY_LEN(names); i++) {
+        if (strcasecmp(names[i], method) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static void report_method(struct qx_resolved *r, struct qx_findings *fs)
 {
     struct qx_quant_home *h = r->used;
@@ -166,7 +177,7 @@ static void report_method(struct qx_resolved *r, struct qx_findings *fs)
         qx_findings_add(fs, &QX_REPORT("foreign-convention", QX_ERROR, .file = h->file,
                                        .key = "quant_method", .expected = "modelopt or fp8",
                                        .found = h->method, .text = text));
-    } else if (h->method[0] && !h->is_fp8_method && strncasecmp(h->method, "modelopt", 8) != 0) {
+    } else if (h->method[0] && !h->is_fp8_method && !is_modelopt(h->method)) {
         snprintf(text, sizeof text, "quant_method '%s' is not known; known are modelopt and fp8",
                  h->method);
         qx_findings_add(fs, &QX_REPORT("unknown-quant-method", QX_ERROR, .file = h->file,
@@ -452,6 +463,31 @@ static void compare_homes(struct qx_resolved *r, struct qx_findings *fs, const c
                                    .group = group));
 }
 
+/* config_groups and quantized_layers of one home say the same thing twice. */
+static void compare_groups(const struct qx_quant_home *h, struct qx_findings *fs)
+{
+    for (size_t i = 0; i < h->n_targets; i++) {
+        const struct qx_quant_target *t = &h->targets[i];
+        const struct qx_quant_entry *e = qx_quant_find_entry(h, t->norm);
+        enum qx_format f = e ? qx_algo_format(e->algo) : QX_F_NONE;
+        char group[160];
+        char text[400];
+        bool fp4 = (f == QX_F_NVFP4 || f == QX_F_W4A16_NVFP4) &&
+                   (t->format == QX_F_NVFP4 || t->format == QX_F_W4A16_NVFP4);
+        if (f == QX_F_NONE || f == t->format || fp4) {
+            continue;
+        }
+        const char *says = t->format == QX_F_NONE ? "numbers of no known format"
+                                                  : qx_format_name(t->format);
+        snprintf(group, sizeof group, "%.60s %s %s", t->group, e->algo_text, says);
+        snprintf(text, sizeof text, "config_groups.%.60s has %s for '%.160s', quantized_layers says %s; the "
+                 "map is used", t->group, says, t->text, e->algo_text);
+        qx_findings_add(fs, &QX_REPORT("quant-conflict", QX_WARNING, .file = h->file, .key = t->text,
+                                       .expected = e->algo_text, .found = says, .text = text,
+                                       .group = group));
+    }
+}
+
 static void report_unused_entries(struct qx_resolved *r, struct qx_findings *fs)
 {
     struct qx_quant_home *h = r->used;
@@ -554,5 +590,18 @@ int qx_resolve_claims(struct qx_resolved *r, struct qx_findings *fs, struct qx_e
         }
     }
     report_unused_entries(r, fs);
+    if (r->used) {
+        compare_groups(r->used, fs);
+    }
+    if (both && r->home[0].algo != r->home[1].algo && r->home[0].algo != QX_A_NONE &&
+        r->home[1].algo != QX_A_NONE) {
+        char text[256];
+        snprintf(text, sizeof text, "%s says quant_algo %.40s, %s says %.40s; config.json wins",
+                 r->home[0].file, r->home[0].algo_text[0] ? r->home[0].algo_text : r->home[0].method,
+                 r->home[1].file, r->home[1].algo_text);
+        qx_findings_add(fs, &QX_REPORT("quant-conflict", QX_WARNING, .file = r->home[1].file,
+                                       .key = "quant_algo", .expected = r->home[0].algo_text,
+                                       .found = r->home[1].algo_text, .text = text));
+    }
     return qx_findings_failed(fs) ? qx_fail_nomem(err) : 0;
 }

@@ -122,7 +122,15 @@ static void cover_entries(struct cover *v, enum qx_place place, int32_t layer)
             continue;
         }
         if (e[i].place == QX_P_ROOT && v->k->c->tie_word_embeddings) {
-            continue; /* the embedding serves as head */
+            /* The embedding serves as head; one that is stored all the same leaves two answers. */
+            if (qx_resolved_find(v->k->r, e[i].suffix)) {
+                qx_findings_add(v->k->fs, &QX_REPORT("config-value", QX_WARNING, .file = "config.json",
+                                                     .key = "tie_word_embeddings", .expected = "false",
+                                                     .found = "true", .tensor = "lm_head.weight",
+                                                     .text = "the embedding is declared to serve as head, "
+                                                             "and a head is stored"));
+            }
+            continue;
         }
         qx_layout_module(&e[i], is_mtp, l, 0, module);
         if (!accounted(v, &e[i], module, layer, -1)) {
@@ -330,6 +338,16 @@ static void cover_vision(struct qx_headers_check *k)
                                                       "stored"));
         }
         return;
+    }
+    const uint32_t *size = &k->c->vision.depth;
+    for (size_t i = 0; k->c->has_vision_config && i < sizeof k->c->vision / sizeof *size; i++) {
+        if (size[i] == 0) {
+            qx_findings_add(k->fs, &QX_REPORT("config-value", QX_NOTE, .file = "config.json",
+                                              .key = "vision_config", .expected = "all sizes",
+                                              .text = "vision_config does not give every size: shapes of "
+                                                      "the vision tower are checked only in part"));
+            break;
+        }
     }
     cover_entries(&v, QX_P_VISION, -1);
     for (uint32_t b = 0; b < depth; b++) {
