@@ -63,7 +63,7 @@ def folder(work):
 def examples(page):
     """Indented command lines of EXAMPLES that begin with '$ '; lines ending in a backslash go on."""
     text = section(page, "EXAMPLES").replace("\\\n", " ")
-    return [ln.strip()[2:] for ln in text.splitlines() if ln.strip().startswith("$ ")]
+    return [re.sub(r"\\([*_`])", r"\1", ln.strip()[2:]) for ln in text.splitlines() if ln.strip().startswith("$ ")]
 
 
 def main():
