@@ -238,7 +238,8 @@ static void auto_note(struct qx_line *l, uint32_t k, double ns, double tokens)
 static uint32_t want_drafts(struct qx_model *m, struct qx_line *l)
 {
     const struct qx_seq *s = seq_of(m, l);
-    if (l->consume_only || !l->p.draft || s->n_ids != s->n_done + 1 || (!s->held && !l->has_next)) {
+    bool source = s->held || l->has_next || l->p.propose;
+    if (l->consume_only || !l->p.draft || s->n_ids != s->n_done + 1 || !s->n_done || !source) {
         return 0;
     }
     uint32_t k = l->p.draft == QX_DRAFT_AUTO ? auto_drafts(l, m->budget.draft_max) : (uint32_t)l->p.draft;
@@ -268,8 +269,14 @@ static int make_drafts(struct qx_model *m, struct qx_line **lines, uint32_t n, s
     int rc = rows && who && all && k && at ? 0 : qx_fail_nomem(err);
     bool any_held = false;
     for (uint32_t i = 0; i < n && !rc; ++i) {
-        lines[i]->n_drafts = 0;
-        k[i] = want_drafts(m, lines[i]);
+        struct qx_line *l = lines[i];
+        l->n_drafts = 0;
+        k[i] = want_drafts(m, l);
+        if (k[i] && l->p.propose) {
+            uint32_t got = l->p.propose(l->p.user, seq_of(m, l)->n_done, k[i], l->draft_ids);
+            l->n_drafts = got < k[i] ? got : k[i];
+            k[i] = 0;
+        }
         any_held = any_held || (k[i] && !lines[i]->has_next);
     }
     for (uint32_t i = 0; i < n && !rc; ++i) {
@@ -425,7 +432,8 @@ static int feed_lines(struct qx_model *m, struct qx_line **lines, uint32_t n, st
             s->n_mtp = first;
         }
         for (uint32_t j = 0; j < l->n_kept && !rc && first + j + 1 < s->n_ids; ++j) {
-            bool draft = !l->done && !l->consume_only && l->p.draft && first + j + 2 == s->n_ids;
+            bool draft = !l->done && !l->consume_only && l->p.draft && !l->p.propose
+                         && first + j + 2 == s->n_ids;
             rc = feed_row(&f, l, first + j, (int32_t)(l->row0 + j), false, draft, err);
             s->n_mtp = first + j + 1;
         }

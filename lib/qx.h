@@ -334,6 +334,9 @@ struct qx_gen_params {
     uint32_t n_stop_ids;        /* 0: nothing stops (--ignore-eos) */
     int32_t draft;              /* drafts a round, 0: off, up to draft_max; QX_DRAFT_AUTO: measured */
     float draft_min_prob;       /* a chain ends early when the draft's probability is below; 0: never */
+    /* Proposes up to k ids to follow position pos instead of the draft head; returns how many. The text
+     * does not depend on them. Needs draft >= 1. May be NULL. */
+    uint32_t (*propose)(void *user, uint64_t pos, uint32_t k, uint32_t *ids);
     uint32_t n_logprobs;        /* fill qx_token.top, at most 64; then logits come to the host */
     /* Called for every token in order. Non-zero stops after this token (QX_STOP_CALLER). May be NULL. */
     int (*on_token)(void *user, const struct qx_token *t);
