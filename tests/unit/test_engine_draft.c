@@ -144,61 +144,112 @@ static void test_sampled(void **state)
     drafts_of("mixed", s, 5);
 }
 
-/* Two tokens after one prompt over many seeds: the joint distribution with one-hot drafts against the
- * exact one. Chi-square over cells pooled to an expected count of 10 or more, p > 0.01. */
+/* The first two tokens after one prompt over many seeds, with a draft proposed for the second: their joint
+ * distribution against the exact one. Chi-square over cells pooled to an expected count of 10 or more,
+ * p > 0.01. QX_SEEDS=20000 is the full test; the default keeps ordinary runs short. */
+enum { TOP = 8 };
+struct last { float row[512]; };
+static bool want_any(void *user, uint64_t pos)
+{
+    (void)user;
+    return pos >= 6;
+}
+static void keep_last(void *user, uint64_t pos, const float *row)
+{
+    (void)pos;
+    memcpy(((struct last *)user)->row, row, 512 * 4);
+}
+
+/* The TOP best ids and their probabilities among themselves. */
+static void top_of(const float *row, uint32_t id[TOP], double p[TOP])
+{
+    float l[512];
+    double sum = 0;
+    memcpy(l, row, sizeof l);
+    for (int i = 0; i < TOP; ++i) {
+        id[i] = (uint32_t)fx_argmax(l, 512);
+        p[i] = exp((double)l[id[i]] - (double)row[id[0]]);
+        sum += p[i];
+        l[id[i]] = -INFINITY;
+    }
+    for (int i = 0; i < TOP; ++i) {
+        p[i] /= sum;
+    }
+}
+
 static void test_distribution(void **state)
 {
     (void)state;
-    enum { SEEDS = 20000, TOP = 8 };
+    const char *asked = getenv("QX_SEEDS");
+    uint64_t seeds = asked ? strtoull(asked, NULL, 10) : 1500, drafted = 0, accepted = 0;
     char dir[1024];
     struct qx_error err;
     struct qx_model_opts o = QX_MODEL_OPTS_DEFAULT;
     struct qx_snapshot *snap;
-    uint32_t ids[7];
+    struct last last;
+    struct qx_gen_hooks h = {.user = &last, .want_logits = want_any, .logits = keep_last};
+    uint32_t ids[7], first[TOP], second[TOP][TOP];
+    double p1[TOP], p2[TOP][TOP];
+    uint64_t count[TOP][TOP] = {{0}};
     micro(dir, "mixed");
     o.draft_max = 1;
     o.n_threads = 1;
     struct fx_model f = fx_open(dir, o);
     prompt_ids(ids, 7, 3);
+    qx_gen_set_hooks(f.g, &h);
     fx_ok(qx_gen_prefill(f.g, ids, 7, NULL, NULL, &err), &err);
     fx_ok(qx_gen_save(f.g, &snap, &err), &err);
+    top_of(last.row, first, p1);
+    for (int i = 0; i < TOP; ++i) {
+        fx_ok(qx_gen_restore(f.g, snap, &err), &err);
+        fx_ok(qx_gen_prefill(f.g, &first[i], 1, NULL, NULL, &err), &err);
+        top_of(last.row, second[i], p2[i]);
+    }
+    qx_gen_set_hooks(f.g, NULL);
 
-    struct qx_gen_params p = QX_GEN_PARAMS_DEFAULT;
     struct plain *got = calloc(1, sizeof *got);
-    p.n_max = 2;
+    struct qx_gen_stats st;
+    struct qx_gen_params p = QX_GEN_PARAMS_DEFAULT;
+    p.n_max = 3; /* the last one only makes room for a draft */
     p.sampling.temperature = 1.0f;
     p.sampling.top_k = TOP;
+    p.draft = 1;
     p.on_token = on_token;
     p.user = got;
-    static uint32_t count[2][512 * 512];
-    memset(count, 0, sizeof count);
-    for (int mode = 0; mode < 2; ++mode) {
-        p.draft = mode;
-        for (uint64_t seed = 0; seed < SEEDS; ++seed) {
-            /* Different seeds for the two, so that they are independent samples. */
-            p.sampling.seed = seed * 2 + (uint64_t)mode;
-            got->n = 0;
-            fx_ok(qx_gen_restore(f.g, snap, &err), &err);
-            fx_ok(qx_gen_generate(f.g, &p, NULL, &err), &err);
-            ++count[mode][got->ids[0] * 512 + got->ids[1]];
+    for (uint64_t seed = 0; seed < seeds; ++seed) {
+        p.sampling.seed = seed;
+        got->n = 0;
+        fx_ok(qx_gen_restore(f.g, snap, &err), &err);
+        fx_ok(qx_gen_generate(f.g, &p, &st, &err), &err);
+        drafted += st.drafted;
+        accepted += st.accepted;
+        int a = 0, b = 0;
+        while (a < TOP && first[a] != got->ids[0]) {
+            ++a;
         }
+        assert_true(a < TOP);
+        while (b < TOP && second[a][b] != got->ids[1]) {
+            ++b;
+        }
+        assert_true(b < TOP);
+        ++count[a][b];
     }
-    /* Two-sample chi-square with equal sizes: sum (a - b)^2 / (a + b), cells pooled to a mean of 10. */
-    double chi = 0.0, pa = 0.0, pb = 0.0;
+    assert_int_equal(drafted, seeds);
+    double chi = 0, want = 0, have = 0;
     int cells = 0;
-    for (size_t i = 0; i < 512 * 512; ++i) {
-        pa += count[0][i];
-        pb += count[1][i];
-        if (pa + pb >= 20.0) {
-            chi += (pa - pb) * (pa - pb) / (pa + pb);
+    for (int i = 0; i < TOP * TOP; ++i) {
+        want += (double)seeds * p1[i / TOP] * p2[i / TOP][i % TOP];
+        have += (double)count[i / TOP][i % TOP];
+        if (want >= 10.0) {
+            chi += (have - want) * (have - want) / want;
+            want = have = 0;
             ++cells;
-            pa = pb = 0.0;
         }
     }
-    double df = cells - 1;
     /* Wilson and Hilferty: the cube root of chi^2 / df is near normal; 2.326 is its 0.99 quantile. */
-    double z = (cbrt(chi / df) - (1.0 - 2.0 / (9.0 * df))) / sqrt(2.0 / (9.0 * df));
-    print_message("chi-square %.1f over %d cells, z %.2f\n", chi, cells, z);
+    double df = cells - 1, z = (cbrt(chi / df) - (1.0 - 2.0 / (9.0 * df))) / sqrt(2.0 / (9.0 * df));
+    print_message("%llu seeds, %llu drafts accepted: chi-square %.1f over %d cells, z %.2f\n",
+                  (unsigned long long)seeds, (unsigned long long)accepted, chi, cells, z);
     assert_true(cells >= 10);
     assert_true(z < 2.326);
     free(got);
