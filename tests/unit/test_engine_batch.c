@@ -4,7 +4,7 @@
 
 #include "alloc.h"
 
-#define N_REQ 64
+#define MAX_REQ 64
 
 static void micro(char out[1024], const char *layout)
 {
@@ -73,19 +73,19 @@ static void alone(const char *dir, const struct job *j, struct text *out, struct
     out->reason = st.reason;
 }
 
-static void check_batch(bool shared, int32_t draft, uint32_t n_seqs, uint32_t chunk)
+static void check_batch(uint32_t n_req, bool shared, int32_t draft, uint32_t n_seqs, uint32_t chunk)
 {
     char dir[1024];
     struct qx_error err;
     struct qx_model_opts o = QX_MODEL_OPTS_DEFAULT;
-    struct job *jobs = calloc(N_REQ, sizeof *jobs);
-    struct text *want = calloc(N_REQ, sizeof *want), *got = calloc(N_REQ, sizeof *got);
+    struct job *jobs = calloc(MAX_REQ, sizeof *jobs);
+    struct text *want = calloc(MAX_REQ, sizeof *want), *got = calloc(MAX_REQ, sizeof *got);
     struct qx_batch *b;
     struct qx_batch_stats st;
     micro(dir, "mixed");
     o.ctx_tokens = 256;
     struct fx_model f = fx_open(dir, o);
-    for (uint32_t i = 0; i < N_REQ; ++i) {
+    for (uint32_t i = 0; i < n_req; ++i) {
         make_job(&jobs[i], i, shared, draft);
         alone(dir, &jobs[i], &want[i], &f);
     }
@@ -98,7 +98,7 @@ static void check_batch(bool shared, int32_t draft, uint32_t n_seqs, uint32_t ch
     qx_gen_destroy(f.g);
     f.g = NULL;
     fx_ok(qx_batch_create(&b, f.m, &err), &err);
-    for (uint32_t i = 0; i < N_REQ; ++i) {
+    for (uint32_t i = 0; i < n_req; ++i) {
         struct qx_request r = {.ids = jobs[i].ids, .n_ids = jobs[i].n, .params = jobs[i].p,
                                .on_done = on_done};
         r.params.on_token = on_token;
@@ -107,15 +107,15 @@ static void check_batch(bool shared, int32_t draft, uint32_t n_seqs, uint32_t ch
     }
     fx_ok(qx_batch_run(b, &err), &err);
     qx_batch_stats(b, &st);
-    assert_int_equal(st.n_done, N_REQ);
-    for (uint32_t i = 0; i < N_REQ; ++i) {
+    assert_int_equal(st.n_done, n_req);
+    for (uint32_t i = 0; i < n_req; ++i) {
         assert_int_equal(got[i].done, 1);
         assert_int_equal(got[i].n, want[i].n);
         assert_memory_equal(got[i].ids, want[i].ids, want[i].n * 4);
         assert_int_equal(got[i].reason, want[i].reason);
     }
     if (shared) {
-        assert_int_equal(st.shared_tokens, N_REQ * 64); /* one page of 64 of the 100 common ids */
+        assert_int_equal(st.shared_tokens, n_req * 64); /* one page of 64 of the 100 common ids */
     }
     qx_batch_destroy(b);
     fx_close(&f);
@@ -127,18 +127,18 @@ static void check_batch(bool shared, int32_t draft, uint32_t n_seqs, uint32_t ch
 static void test_mixed(void **state)
 {
     (void)state;
-    check_batch(false, 0, 7, 16);
+    check_batch(64, false, 0, 7, 16);
 }
 static void test_drafts(void **state)
 {
     (void)state;
-    check_batch(false, 2, 5, 32);
+    check_batch(24, false, 2, 5, 32);
 }
 static void test_prefix(void **state)
 {
     (void)state;
-    check_batch(true, 0, 6, 64);
-    check_batch(true, 1, 4, 64);
+    check_batch(16, true, 0, 6, 64);
+    check_batch(8, true, 1, 4, 64);
 }
 
 /* Many short sequences through few slots: pages, slots and memory all come back. */
@@ -146,7 +146,7 @@ static void test_leaks(void **state)
 {
     (void)state;
     const char *asked = getenv("QX_SEQS");
-    uint32_t total = asked ? (uint32_t)strtoul(asked, NULL, 10) : 400;
+    uint32_t total = asked ? (uint32_t)strtoul(asked, NULL, 10) : 160;
     char dir[1024];
     struct qx_error err;
     struct qx_model_opts o = QX_MODEL_OPTS_DEFAULT;
