@@ -295,6 +295,36 @@ static int run_repack(struct outcome *o, struct qx_error *err)
     return rc;
 }
 
+/* Creating an archive of the directory, or restoring one. */
+static int archive(bool restore, struct outcome *o, struct qx_error *err)
+{
+    struct qx_archive_opts how = {.n_threads = 1};
+    struct qx_archive_result result;
+    char packed[128], target[128], part[160];
+    snprintf(packed, sizeof packed, "%s/packed", in.out);
+    snprintf(target, sizeof target, "%s/out", in.out);
+    snprintf(part, sizeof part, "%s.part", target);
+    int rc = restore ? qx_archive_restore(packed, target, &how, &result, err)
+                     : qx_archive_create(in.path, target, &how, &result, err);
+    bool on = fault.on;
+    fault.on = false;
+    look_at_target(target, o);
+    remove_tree(target);
+    remove_tree(part);
+    fault.on = on;
+    return rc;
+}
+
+static int run_archive(struct outcome *o, struct qx_error *err)
+{
+    return archive(false, o, err);
+}
+
+static int run_restore(struct outcome *o, struct qx_error *err)
+{
+    return archive(true, o, err);
+}
+
 static int run_small(struct outcome *o, struct qx_error *err)
 {
     static const char text[] = "whole or not there";
@@ -323,6 +353,8 @@ static const struct attempt attempts[] = {
     {"verify", run_verify, "mixed", true},
     {"model", run_model, "mixed", true},
     {"repack", run_repack, "mixed", true},
+    {"archive", run_archive, "nvfp4-ple", false},
+    {"restore", run_restore, "nvfp4-ple", false},
     {"small-file", run_small, NULL, false},
 };
 
@@ -393,6 +425,16 @@ static bool run_case(const struct attempt *a, bool all)
     if (a->needs_open && qx_ckpt_open(&in.open, in.path, NULL, &err)) {
         printf("%s: %s: %s\n", a->name, in.path, err.msg);
         return false;
+    }
+    if (a->run == run_restore) {
+        struct qx_archive_opts how = {.n_threads = 1};
+        struct qx_archive_result result;
+        char packed[128];
+        snprintf(packed, sizeof packed, "%s/packed", in.out);
+        if (qx_archive_create(in.path, packed, &how, &result, &err)) {
+            printf("%s: %s: %s\n", a->name, in.path, err.msg);
+            return false;
+        }
     }
     for (int k = 0; k < 2; k++) { /* all calls; then those that move bytes */
         struct outcome again = {0};

@@ -27,7 +27,7 @@ static struct {
     struct qx_tok *tok;
 } in;
 
-struct attempt { const char *name; int (*run)(struct qx_error *err); const char *layout; enum needs { NOTHING, OPEN, TOK } needs; };
+struct attempt { const char *name; int (*run)(struct qx_error *err); const char *layout; enum needs { NOTHING, OPEN, TOK, ARCHIVE } needs; };
 
 static int run_open(struct qx_error *err)
 {
@@ -159,6 +159,70 @@ static int run_model(struct qx_error *err)
     return rc;
 }
 
+static void remove_tree(const char *path)
+{
+    DIR *d = opendir(path);
+    for (const struct dirent *e; d && (e = readdir(d)) != NULL;) {
+        char name[800];
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) {
+            snprintf(name, sizeof name, "%.300s/%.400s", path, e->d_name);
+            remove_tree(name);
+        }
+    }
+    if (d) {
+        closedir(d);
+    }
+    (void)remove(path);
+}
+
+static const char *target(void)
+{
+    static char path[128];
+    snprintf(path, sizeof path, "%s-out", in.broken);
+    return path;
+}
+
+/* Removes what a writing call left; 1 when a target is there although it failed. */
+static int clear_target(int rc)
+{
+    char part[160];
+    struct stat st;
+    bool there = lstat(target(), &st) == 0;
+    snprintf(part, sizeof part, "%s.part", target());
+    remove_tree(target());
+    remove_tree(part);
+    return rc && there ? 1 : rc;
+}
+
+static int run_repack(struct qx_error *err)
+{
+    struct qx_repack *r;
+    struct qx_repack_opts how = QX_REPACK_DEFAULT;
+    how.table = QX_F_NVFP4;
+    how.plain_scales = true;
+    how.n_threads = 1;
+    int rc = qx_repack_plan(&r, in.open, target(), &how, err);
+    rc = rc ? rc : qx_repack_run(r, err);
+    qx_repack_destroy(r);
+    return clear_target(rc);
+}
+
+static int run_archive(struct qx_error *err)
+{
+    struct qx_archive_opts how = {.n_threads = 1};
+    struct qx_archive_result result;
+    return clear_target(qx_archive_create(in.path, target(), &how, &result, err));
+}
+
+static int run_restore(struct qx_error *err)
+{
+    struct qx_archive_opts how = {.n_threads = 1};
+    struct qx_archive_result result;
+    char archive[128];
+    snprintf(archive, sizeof archive, "%s-archive", in.broken);
+    return clear_target(qx_archive_restore(archive, target(), &how, &result, err));
+}
+
 static const struct attempt attempts[] = {
     {"open-bf16", run_open, "bf16", NOTHING},
     {"open-fp8", run_open, "fp8", NOTHING},
@@ -179,6 +243,9 @@ static const struct attempt attempts[] = {
     {"tokenizer", run_tok_parse, NULL, TOK},
     {"encode", run_tok_encode, NULL, TOK},
     {"model", run_model, "mixed", OPEN},
+    {"repack", run_repack, "mixed", OPEN},
+    {"archive", run_archive, "nvfp4-ple", NOTHING},
+    {"restore", run_restore, "nvfp4-ple", ARCHIVE},
 };
 
 /* True when the call behaved. */
@@ -278,20 +345,6 @@ static void make_broken(void)
     put("config.json", "{\"model_type\":\"qwen4_exp\",\"a\":NaN,\"a\":1,\"text_config\":{\"hidden_size\":\"x\"}}", 76);
 }
 
-static void remove_broken(void)
-{
-    DIR *d = opendir(in.broken);
-    char path[512];
-    for (const struct dirent *e; d && (e = readdir(d)) != NULL;) {
-        snprintf(path, sizeof path, "%.60s/%.400s", in.broken, e->d_name);
-        (void)unlink(path);
-    }
-    if (d) {
-        closedir(d);
-    }
-    (void)rmdir(in.broken);
-}
-
 static bool prepare(const struct attempt *a)
 {
     struct qx_error err = {0};
@@ -303,6 +356,16 @@ static bool prepare(const struct attempt *a)
     if (a->needs == OPEN && qx_ckpt_open(&in.open, in.path, NULL, &err)) {
         printf("%s: %s: %s\n", a->name, in.path, err.msg);
         return false;
+    }
+    if (a->needs == ARCHIVE) {
+        char archive[128];
+        struct qx_archive_opts how = {.n_threads = 1};
+        struct qx_archive_result result;
+        snprintf(archive, sizeof archive, "%s-archive", in.broken);
+        if (qx_archive_create(in.path, archive, &how, &result, &err)) {
+            printf("%s: %s: %s\n", a->name, in.path, err.msg);
+            return false;
+        }
     }
     if (a->needs == TOK) {
         char path[512];
@@ -318,6 +381,9 @@ static bool prepare(const struct attempt *a)
 
 static void clean(void)
 {
+    char archive[128];
+    snprintf(archive, sizeof archive, "%s-archive", in.broken);
+    remove_tree(archive);
     qx_ckpt_close(in.open);
     qx_tok_close(in.tok);
     free(in.tok_text);
@@ -368,6 +434,6 @@ int main(int argc, char **argv)
         }
         ok = (!wanted || run_case(&attempts[i], all)) && ok;
     }
-    remove_broken();
+    remove_tree(in.broken);
     return ok ? 0 : 1;
 }
