@@ -620,7 +620,9 @@ int qx_archive_create(const char *path, const char *target, const struct qx_arch
     rc = rc == 0 ? list(&w, path, "", 0, err) : rc;
     if (rc == 0) {
         /* Only to name components: any directory can be archived. */
-        (void)qx_ckpt_open(&w.ck, path, &QX_OPEN_DEFAULT, NULL);
+        if (qx_ckpt_open(&w.ck, path, &QX_OPEN_DEFAULT, NULL) == -(int)QX_E_NOMEM) {
+            rc = qx_fail_nomem(err);
+        }
         qsort(w.e, w.n, sizeof *w.e, by_name);
     }
     uint64_t n_tensors = 0;

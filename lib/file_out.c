@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -49,12 +50,16 @@ int qx_pwrite_all(int fd, const void *p, size_t n, uint64_t off, const char *pat
 
 int qx_sync_parent(const char *path, struct qx_error *err)
 {
+    /* No heap: this runs after a rename that succeeded, and memory must not make it fail. */
+    char dir[PATH_MAX] = ".";
     const char *slash = strrchr(path, '/');
-    char *dir = slash == NULL   ? qx_strdup(".")
-                : slash == path ? qx_strdup("/")
-                                : qx_strndup(path, (size_t)(slash - path));
-    if (dir == NULL) {
-        return qx_fail_nomem(err);
+    if (slash != NULL) {
+        size_t n = slash == path ? 1 : (size_t)(slash - path);
+        if (n >= sizeof dir) {
+            return 0; /* the kernel would not have taken such a path */
+        }
+        memcpy(dir, path, n);
+        dir[n] = 0;
     }
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     /* Some filesystems cannot sync a directory; that is not a failure of the write. */
@@ -67,7 +72,6 @@ int qx_sync_parent(const char *path, struct qx_error *err)
         }
         close(fd);
     }
-    qx_free(dir);
     return rc;
 }
 

@@ -2,7 +2,6 @@
  * No recursion; the depth limit bounds the stack. Errors are final: after one, every call repeats it. */
 #include "json_pull.h"
 
-#include "alloc.h"
 #include "num.h"
 #include "utf8.h"
 
@@ -30,8 +29,6 @@ void qx_json_pull_fini(struct qx_json_pull *j)
 {
     if (j) {
         qx_buf_fini(&j->scratch);
-        qx_free(j->stack);
-        j->stack = NULL;
     }
 }
 
@@ -306,21 +303,24 @@ static enum qx_json_type open_container(struct qx_json_pull *j, uint8_t kind)
     if (j->depth == QX_JSON_MAX_DEPTH) {
         return FAIL_AT(j, j->p, "json-too-deep", "nested more than %d levels deep", QX_JSON_MAX_DEPTH);
     }
-    if (!j->stack) {
-        j->stack = qx_malloc(QX_JSON_MAX_DEPTH);
-        if (!j->stack) {
-            return fail_nomem(j);
-        }
-    }
-    j->stack[j->depth++] = kind;
+    uint64_t bit = (uint64_t)1 << j->depth % 64, *word = &j->is_array[j->depth / 64];
+    *word = kind == IN_ARRAY ? *word | bit : *word & ~bit;
+    j->depth++;
     j->p++;
     j->state = kind == IN_OBJECT ? S_FIRST_KEY : S_FIRST_VALUE;
     return event(j, kind == IN_OBJECT ? QX_JSON_OBJECT : QX_JSON_ARRAY);
 }
 
+static uint8_t innermost(const struct qx_json_pull *j)
+{
+    uint32_t at = j->depth - 1;
+    return j->is_array[at / 64] >> at % 64 & 1 ? IN_ARRAY : IN_OBJECT;
+}
+
 static enum qx_json_type close_container(struct qx_json_pull *j)
 {
-    uint8_t kind = j->stack[--j->depth];
+    uint8_t kind = innermost(j);
+    j->depth--;
     j->p++;
     j->state = S_AFTER_VALUE;
     return event(j, kind == IN_OBJECT ? QX_JSON_OBJECT_END : QX_JSON_ARRAY_END);
@@ -399,7 +399,7 @@ enum qx_json_type qx_json_next(struct qx_json_pull *j)
         j->state = S_END;
         return event(j, QX_JSON_END);
     }
-    bool in_object = j->stack[j->depth - 1] == IN_OBJECT;
+    bool in_object = innermost(j) == IN_OBJECT;
     if (!at_end && *j->p == (in_object ? '}' : ']')) {
         return close_container(j);
     }

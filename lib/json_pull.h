@@ -34,7 +34,7 @@ struct qx_json_pull {
     double f64;             /* NUMBER */
     uint64_t off;           /* byte position of the current event from the start of the text */
     struct qx_buf scratch;
-    uint8_t *stack;         /* one byte per open container */
+    uint64_t is_array[QX_JSON_MAX_DEPTH / 64]; /* a bit per open container */
     uint8_t state;
     struct qx_error err;    /* set on QX_JSON_ERROR: kind one of json-syntax, json-utf8, json-too-deep,
                                json-bom; off is the position in the text */

@@ -660,7 +660,10 @@ static int space(struct run *x, struct qx_error *err)
     for (size_t i = 0; i < r->n_f; i++) {
         struct stat st;
         char *path = qx_out_dir_join(x->dir, r->f[i].name);
-        if (path != NULL && stat(path, &st) == 0) {
+        if (path == NULL) {
+            return qx_fail_nomem(err);
+        }
+        if (stat(path, &st) == 0) {
             there += (uint64_t)st.st_blocks * 512;
         }
         qx_free(path);

@@ -160,7 +160,7 @@ static size_t end_of_group(const struct qx_repack *r, size_t a, bool copies)
     return i;
 }
 
-static bool keep_files(struct qx_repack *r, size_t end)
+static int keep_files(struct qx_repack *r, size_t end, struct qx_error *err)
 {
     struct rp_file *f = NULL;
     uint32_t from = 0;
@@ -170,7 +170,7 @@ static bool keep_files(struct qx_repack *r, size_t end)
             from = t->from->file;
             f = add_file(r, i);
             if (f == NULL) {
-                return false;
+                return qx_fail_nomem(err);
             }
             f->name = qx_ckpt_file(r->ck, from)->name;
         }
@@ -185,10 +185,12 @@ static bool keep_files(struct qx_repack *r, size_t end)
             r->f[i].size = src->size_bytes;
         }
         if (strchr(r->f[i].name, '/') != NULL) {
-            return false;
+            return qx_fail(
+                err, QX_E_UNSUPPORTED, "unsafe-path",
+                "a weight file lies in a folder below the checkpoint; give --max-shard to regroup");
         }
     }
-    return true;
+    return 0;
 }
 
 static int file_header(struct qx_repack *r, struct rp_file *f, struct qx_error *err)
@@ -259,10 +261,9 @@ int rp_plan_files(struct qx_repack *r, struct qx_error *err)
         ok = cut(r, 0, r->n_t, r->o.max_shard_bytes) && name_files(r, 0, r->n_f, "model");
     } else {
         size_t end = end_of_group(r, 0, true);
-        if (end > 0 && !keep_files(r, end)) {
-            return qx_fail(
-                err, QX_E_UNSUPPORTED, "unsafe-path",
-                "a weight file lies in a folder below the checkpoint; give --max-shard to regroup");
+        int kept = end > 0 ? keep_files(r, end, err) : 0;
+        if (kept != 0) {
+            return kept;
         }
         while (ok && end < r->n_t) {
             size_t begin = end, first = r->n_f;

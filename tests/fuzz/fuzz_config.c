@@ -20,7 +20,6 @@ static void check_shapes(const struct qx_config *c)
     if (c->n_ple_layers) {
         CHECK(c->ple_heads && c->ple_row_width && c->ple_row_width * c->ple_heads == c->ple_embed_dim);
     }
-    CHECK(c->eos_token_id < c->vocab_size);
     CHECK(memchr(c->type, 0, sizeof c->type) && memchr(c->type_found, 0, sizeof c->type_found));
     CHECK(memchr(c->rope_type, 0, sizeof c->rope_type) && qx_config_context_limit(c) > 0);
 }

@@ -16,6 +16,21 @@
 
 #define TRIES 120
 
+/* The linker sends syncs here: a disk's pace has no part in this. */
+int __wrap_fsync(int fd);
+int __wrap_fsync(int fd)
+{
+    (void)fd;
+    return 0;
+}
+
+int __wrap_fdatasync(int fd);
+int __wrap_fdatasync(int fd)
+{
+    (void)fd;
+    return 0;
+}
+
 /* What a case works on: made before memory is short. */
 static struct {
     const char *data, *sample;
