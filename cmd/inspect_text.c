@@ -360,6 +360,8 @@ static void put_fit(const struct inspect_job *j)
                qx_size_text(f->needed_bytes, n), qx_size_text(f->device_bytes, m), f->ctx_tokens);
     if (f->host_bytes) {
         qx_buf_fmt(&b, ", %s on the host", qx_size_text(f->host_bytes, n));
+        qx_buf_fmt(&b, " (%s where both are one memory)",
+                   qx_size_text(f->needed_bytes + f->host_bytes, m));
     }
     if (f->advice[0]) {
         qx_buf_fmt(&b, "; %s", f->advice);

@@ -501,7 +501,7 @@ static int finish_table(struct qx_resolved *r, const struct gather *g)
     if (!t->module) {
         return -1;
     }
-    t->present = t->n_shards > 0 || g->packed != NULL;
+    t->present = t->n_shards > 0 || g->packed != NULL || g->foreign != NULL;
     t->source = QX_SRC_STORAGE;
     if (g->packed && t->n_shards == 0) {
         finish_packed(r, g);
@@ -512,7 +512,9 @@ static int finish_table(struct qx_resolved *r, const struct gather *g)
     finish_table_form(r, g);
     if (g->foreign) {
         const char *leaf = strrchr(g->foreign->name, '.') + 1;
-        t->foreign = strcmp(leaf, "trellis") == 0 || strcmp(leaf, "head_bias") == 0 ? "EXL3"
+        bool int6 = strcmp(leaf, "weight_packed") == 0 && g->foreign->n_dims == 2 &&
+                    g->foreign->shape[1] * 4 == (uint64_t)c->ple_row_width * 3;
+        t->foreign = int6 ? "INT6 in groups of 32" : strcmp(leaf, "trellis") == 0 || strcmp(leaf, "head_bias") == 0 ? "EXL3"
                      : strcmp(leaf, "scales") == 0 || strcmp(leaf, "biases") == 0 ? "MLX"
                      : strcmp(leaf, "qweight") == 0 ? "GPTQ" : "compressed-tensors";
         t->form = t->format = QX_F_NONE;

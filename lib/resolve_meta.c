@@ -307,6 +307,9 @@ static void report_undeclared(struct qx_resolved *r, struct qx_findings *fs, con
     char text[400];
     char container[256];
     const char *says = cl->kind == QX_CL_IGNORED ? "ignored" : "nothing";
+    if (r->used && r->used->is_foreign) {
+        return; /* what its settings declare is not understood */
+    }
     container_of(module, container);
     snprintf(group, sizeof group, "%s %s", qx_format_name(form), says);
     if (cl->kind == QX_CL_IGNORED) {
@@ -492,7 +495,7 @@ static void report_unused_entries(struct qx_resolved *r, struct qx_findings *fs)
 {
     struct qx_quant_home *h = r->used;
     char text[400];
-    if (!h) {
+    if (!h || h->is_foreign) {
         return;
     }
     for (size_t i = 0; i < h->n_entries; i++) {

@@ -10,6 +10,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* "0-3, 7" of the shards without weight below n. */
 static uint32_t missing_list(const struct qx_table *t, uint32_t n, struct qx_buf *out)
@@ -60,6 +61,35 @@ static void shard_missing(struct qx_headers_check *k, const struct qx_table *t, 
     }
     qx_buf_fini(&list);
     qx_buf_fini(&text);
+}
+
+/* Tables that other programs keep beside the checkpoint (formats 11): named, not read. */
+static bool sidecar(struct qx_headers_check *k, const struct qx_table *t)
+{
+    static const struct {
+        const char *file, *what;
+    } known[] = {
+        {"ple/qwen3.8-flash-next-ple-fp8.bin", "a raw file for streaming"},
+        {"ssd-stream.json", "a raw file for streaming"},
+        {"ples_nvfp4", "sidecar files of NVFP4 shards"},
+        {"ngram_embedding.safetensors", "an EXL3 table"},
+    };
+    for (size_t i = 0; i < QX_ARRAY_LEN(known); i++) {
+        char path[4096];
+        char text[256];
+        struct stat st;
+        int n = snprintf(path, sizeof path, "%s/%s", qx_ckpt_dir(k->ck), known[i].file);
+        if (n <= 0 || (size_t)n >= sizeof path || stat(path, &st) != 0) {
+            continue;
+        }
+        snprintf(text, sizeof text, "the table is kept beside the checkpoint as %s (%s), which is not "
+                 "supported; no shard of it is in the files", known[i].what, known[i].file);
+        qx_findings_add(k->fs, &QX_REPORT("foreign-layout", QX_ERROR, .file = known[i].file,
+                                          .tensor = t->module, .expected = "shards in the files",
+                                          .found = known[i].what, .text = text));
+        return true;
+    }
+    return false;
 }
 
 static void split_mismatch(struct qx_headers_check *k, const struct qx_table *t, uint32_t n,
@@ -118,14 +148,16 @@ static void check_forms(struct qx_headers_check *k, const struct qx_table *t)
                                               .text = text, .group = found));
         }
     }
-    if (!w || t->form != QX_F_NONE) {
+    if ((!w && !t->foreign) || t->form != QX_F_NONE) {
         return;
     }
-    char found[128];
+    char found[128] = "";
     char shape[96];
     char text[360];
-    qx_shape_text(w->shape, w->n_dims, shape);
-    snprintf(found, sizeof found, "%s %s", qx_dtype_name((enum qx_dtype)w->dtype), shape);
+    if (w) {
+        qx_shape_text(w->shape, w->n_dims, shape);
+        snprintf(found, sizeof found, "%s %s", qx_dtype_name((enum qx_dtype)w->dtype), shape);
+    }
     if (t->foreign) {
         /* The configuration's word for the same form has been refused already. */
         if (qx_claim_of_ple_dtype(k->c).kind == QX_CL_UNKNOWN) {
@@ -135,7 +167,8 @@ static void check_forms(struct qx_headers_check *k, const struct qx_table *t)
                  t->foreign);
         qx_findings_add(k->fs, &QX_REPORT(strcmp(t->foreign, "NF4") == 0 ? "unsupported-ple-dtype"
                                                                          : "foreign-convention",
-                                          QX_ERROR, .file = qx_check_file(k, w), .tensor = w->name,
+                                          QX_ERROR, .file = qx_check_file(k, w),
+                                          .tensor = w ? w->name : t->module,
                                           .expected = "BF16, F16, F32, FP8 with one scale or NVFP4",
                                           .found = t->foreign, .text = text));
         return;
@@ -162,8 +195,9 @@ static void check_split(struct qx_headers_check *k, const struct qx_table *t, ui
     uint64_t total = 0;
     struct qx_buf none = {0};
     if (n == 0) {
-        uint64_t want = parts ? parts : 1;
-        shard_missing(k, t, (uint32_t)want);
+        if (k->foreign_table || !sidecar(k, t)) {
+            shard_missing(k, t, (uint32_t)(parts ? parts : 1));
+        }
         return;
     }
     bool whole = missing_list(t, n, &none) == 0 && qx_mul_u64(t->rows_per_shard, n, &total) &&
@@ -219,6 +253,9 @@ void qx_check_table(struct qx_headers_check *k)
         return;
     }
     check_forms(k, t);
+    if (t->foreign) {
+        return; /* its shards are not ours to count */
+    }
     if (qx_ple_hash_init(&h, k->c, 0, &e) == 0) {
         check_split(k, t, h.n_rows_padded);
     } else {

@@ -114,6 +114,7 @@ SCHEMAS = {
                    "scale": Or(F, N), "head_sizes": ListOf(U), "multipliers": ListOf(U)}, N),
         "mtp": Or({"present": B, "format": Or(S, N)}, N),
         "warnings": ListOf(FINDING), "fit": Or(FIT, N)},
+    "qx.diff/1": {"path": S, "other": S, "equal": B, "differences": ListOf(FINDING)},
     "qx.verify/1": {
         "path": S, "status": Enum("ok", "findings"), "level": Enum("headers", "scales", "full"),
         "checked": {"files": U, "tensors": U, "bytes": U, "rows": U},
