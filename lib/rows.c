@@ -6,12 +6,16 @@
 #include "rows_impl.h"
 
 #include "alloc.h"
+#include "ckpt.h"
 #include "codes.h"
 #include "decode.h"
 #include "fp8.h"
+#include "read_queue.h"
 
 #include <inttypes.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define SPAN_BYTES (256u * 1024)
 #define GAP_BYTES 4096u
@@ -196,34 +200,43 @@ static int shard_missing(const struct qx_rows *r, uint64_t row, struct qx_error 
     return rc;
 }
 
-/* Reads and decodes w[0..n), distinct or equal rows of one part within one span. */
-static int read_span(struct reader *rd, const struct want *w, size_t n, struct qx_error *err)
+/* Bytes that the rows w[0..n) of one part lie in: of codes (with scales when packed) and of scales.
+ */
+struct extent {
+    uint64_t code_off, code_n, scale_off, scale_n;
+};
+
+static struct extent extent_of(const struct reader *rd, const struct want *w, size_t n)
 {
     const struct qx_rows *r = rd->r;
-    const struct qx_row_part *p = &r->parts[w[0].row / r->rows_per_part];
     uint64_t first = w[0].row % r->rows_per_part, last = w[n - 1].row % r->rows_per_part;
-    uint64_t row_bytes = r->code_bytes + (r->packed ? r->scale_bytes : 0);
-    uint64_t begin = code_off(r, first), end = code_off(r, last) + row_bytes;
-    if (p->weight == NULL) {
-        return shard_missing(r, w[0].row, err);
+    struct extent e = {code_off(r, first), 0, first * r->scale_bytes, 0};
+    if (rd->dtype != QX_ROW_SCALES || r->packed) {
+        e.code_n =
+            code_off(r, last) + r->code_bytes + (r->packed ? r->scale_bytes : 0) - e.code_off;
     }
-    bool codes_too = rd->dtype != QX_ROW_SCALES || r->packed;
-    bool scales = r->scale_bytes > 0 && rd->dtype != QX_ROW_RAW && !r->packed;
-    int rc = codes_too ? qx_rows_read_at(r->ck, p->weight, begin, rd->codes, end - begin, err) : 0;
-    if (rc == 0 && scales) {
-        rc = qx_rows_read_at(r->ck, p->scale, first * r->scale_bytes, rd->scales,
-                             (last - first + 1) * r->scale_bytes, err);
+    if (r->scale_bytes > 0 && rd->dtype != QX_ROW_RAW && !r->packed) {
+        e.scale_n = (last - first + 1) * r->scale_bytes;
     }
-    for (size_t i = 0; rc == 0 && i < n; i++) {
+    return e;
+}
+
+/* Decodes w[0..n), distinct or equal rows of one part, from the bytes of their extent. */
+static void decode_span(const struct reader *rd, const struct want *w, size_t n,
+                        const uint8_t *code_p, const uint8_t *scale_p)
+{
+    const struct qx_rows *r = rd->r;
+    uint64_t first = w[0].row % r->rows_per_part, begin = code_off(r, first);
+    for (size_t i = 0; i < n; i++) {
         uint8_t *out = rd->out + w[i].at * rd->out_bytes;
         if (i > 0 && w[i].row == w[i - 1].row) {
             memcpy(out, rd->out + w[i - 1].at * rd->out_bytes, rd->out_bytes);
             continue;
         }
         uint64_t local = w[i].row % r->rows_per_part;
-        const uint8_t *codes = rd->codes + (code_off(r, local) - begin);
+        const uint8_t *codes = code_p + (code_off(r, local) - begin);
         const uint8_t *sc =
-            r->packed ? codes + r->code_bytes : rd->scales + (local - first) * r->scale_bytes;
+            r->packed ? codes + r->code_bytes : scale_p + (local - first) * r->scale_bytes;
         if (rd->dtype == QX_ROW_RAW || rd->dtype == QX_ROW_SCALES) {
             memcpy(out, rd->dtype == QX_ROW_RAW ? codes : sc, rd->out_bytes);
         } else if (rd->dtype == QX_ROW_F32) {
@@ -233,25 +246,216 @@ static int read_span(struct reader *rd, const struct want *w, size_t n, struct q
             rd->ops->to_bf16(rd->row, r->width, (uint16_t *)(void *)out);
         }
     }
+}
+
+/* Reads and decodes one span by itself. */
+static int read_span(struct reader *rd, const struct want *w, size_t n, struct qx_error *err)
+{
+    const struct qx_rows *r = rd->r;
+    const struct qx_row_part *p = &r->parts[w[0].row / r->rows_per_part];
+    struct extent e = extent_of(rd, w, n);
+    if (p->weight == NULL) {
+        return shard_missing(r, w[0].row, err);
+    }
+    int rc =
+        e.code_n > 0 ? qx_rows_read_at(r->ck, p->weight, e.code_off, rd->codes, e.code_n, err) : 0;
+    if (rc == 0 && e.scale_n > 0) {
+        rc = qx_rows_read_at(r->ck, p->scale, e.scale_off, rd->scales, e.scale_n, err);
+    }
+    if (rc == 0) {
+        decode_span(rd, w, n, rd->codes, rd->scales);
+    }
+    return rc;
+}
+
+/* The first k of w[0..n) that are read together: neighbours of one part. */
+static size_t span_of(const struct reader *rd, const struct want *w, size_t n)
+{
+    const struct qx_rows *r = rd->r;
+    uint64_t gap = r->packed ? 0 : GAP_BYTES / (r->code_bytes + r->scale_bytes + 1);
+    uint64_t part = w[0].row / r->rows_per_part, limit = w[0].row + rd->span_rows - 1;
+    size_t k = 1;
+    while (k < n && w[k].row <= limit && w[k].row - w[k - 1].row <= gap + 1 &&
+           w[k].row / r->rows_per_part == part) {
+        k++;
+    }
+    return k;
+}
+
+/* ---- many small spans --------------------------------------------------------------------- */
+
+/* A call a span costs more than its rows do. When the pages are in memory already they are decoded
+ * straight from a map; when they are not, many reads are put in flight at once. Which of the two it
+ * is, is asked for a few spans and only decides the speed. */
+#define MANY 1024u
+#define GROUP 256u
+#define GROUP_BYTES (1u << 20)
+#define PROBES 8u
+#define KEEP_MAPPED (1ull << 30)
+
+static const uint8_t *mapped(const struct qx_rows *r, uint64_t part, bool scale)
+{
+    _Atomic(const uint8_t *) *slot = &r->maps[2 * part + scale];
+    const uint8_t *p = atomic_load_explicit(slot, memory_order_acquire);
+    if (p == NULL) {
+        const struct qx_tensor *t = scale ? r->parts[part].scale : r->parts[part].weight;
+        p = t != NULL && t->readable && t->size_bytes > 0 ? qx_ckpt_map(r->ck, t, NULL) : NULL;
+        if (p != NULL) {
+            /* A page that is missing after all is read alone, without its neighbours. */
+            uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)p & ~(page - 1);
+            (void)madvise((void *)begin, (uintptr_t)p + t->size_bytes - begin, MADV_RANDOM);
+        }
+        atomic_store_explicit(slot, p, memory_order_release);
+    }
+    return p;
+}
+
+/* mincore tells of pages in the cache and reads none (for files of others it may say yes always,
+ * which costs speed only: a fault then reads one page). */
+static bool in_memory(const struct reader *rd, const struct want *w, size_t n)
+{
+    const struct qx_rows *r = rd->r;
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    for (size_t i = 0; i < PROBES; i++) {
+        const struct want *x = &w[n * i / PROBES];
+        const uint8_t *p = mapped(r, x->row / r->rows_per_part, false);
+        struct extent e = extent_of(rd, x, 1);
+        unsigned char there = 0;
+        if (p == NULL ||
+            mincore((void *)((uintptr_t)(p + e.code_off) & ~(page - 1)), page, &there) != 0 ||
+            (there & 1) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The pages stay in the cache but no longer count as this process's. */
+static void let_go(const struct qx_rows *r)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    for (uint64_t i = 0; i < 2 * (uint64_t)r->n_parts; i++) {
+        const struct qx_tensor *t = i % 2 ? r->parts[i / 2].scale : r->parts[i / 2].weight;
+        const uint8_t *p = atomic_load_explicit(&r->maps[i], memory_order_acquire);
+        if (p != NULL && qx_ckpt_file(r->ck, t->file)->size_bytes > KEEP_MAPPED) {
+            uintptr_t begin = ((uintptr_t)p + page - 1) & ~(uintptr_t)(page - 1);
+            uintptr_t end = ((uintptr_t)p + t->size_bytes) & ~(uintptr_t)(page - 1);
+            if (end > begin) {
+                (void)madvise((void *)begin, end - begin, MADV_DONTNEED);
+            }
+        }
+    }
+}
+
+static int read_mapped(struct reader *rd, const struct want *w, size_t n, struct qx_error *err)
+{
+    const struct qx_rows *r = rd->r;
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < n;) {
+        size_t k = span_of(rd, w + i, n - i);
+        uint64_t part = w[i].row / r->rows_per_part;
+        struct extent e = extent_of(rd, w + i, k);
+        const uint8_t *c = mapped(r, part, false),
+                      *s = e.scale_n > 0 ? mapped(r, part, true) : NULL;
+        if (c == NULL || (e.scale_n > 0 && s == NULL)) {
+            rc = read_span(rd, w + i, k, err);
+        } else {
+            decode_span(rd, w + i, k, c + e.code_off, s != NULL ? s + e.scale_off : NULL);
+        }
+        i += k;
+    }
+    let_go(r);
+    return rc;
+}
+
+struct flight {
+    struct qx_read reads[2 * GROUP];
+    struct {
+        const struct want *w;
+        size_t n;
+        const uint8_t *codes, *scales;
+    } span[GROUP];
+};
+
+static int read_in_flight(struct reader *rd, const struct want *w, size_t n, struct qx_error *err)
+{
+    const struct qx_rows *r = rd->r;
+    struct qx_read_queue *q = NULL;
+    struct flight *f = qx_malloc(sizeof *f);
+    uint8_t *buf = qx_malloc(GROUP_BYTES);
+    int rc =
+        f == NULL || buf == NULL ? qx_fail_nomem(err) : qx_read_queue_create(&q, GROUP, false, err);
+    for (size_t i = 0; rc == 0 && i < n;) {
+        size_t m = 0, n_reads = 0, used = 0;
+        while (i < n && m < GROUP) {
+            size_t k = span_of(rd, w + i, n - i);
+            const struct qx_row_part *p = &r->parts[w[i].row / r->rows_per_part];
+            struct extent e = extent_of(rd, w + i, k);
+            bool plain =
+                p->weight != NULL && p->weight->readable && (e.scale_n == 0 || p->scale->readable);
+            if (!plain || e.code_n + e.scale_n > GROUP_BYTES / 4) {
+                rc = read_span(rd, w + i, k, err); /* large, or it will say what is wrong */
+                i += k;
+                if (rc != 0) {
+                    break;
+                }
+                continue;
+            }
+            if (used + e.code_n + e.scale_n > GROUP_BYTES) {
+                break;
+            }
+            f->span[m].w = w + i;
+            f->span[m].n = k;
+            f->span[m].codes = buf + used;
+            f->span[m].scales = buf + used + e.code_n;
+            if (e.code_n > 0) {
+                f->reads[n_reads++] = (struct qx_read){.fd = qx_ckpt_fd(r->ck, p->weight->file),
+                                                       .off = p->weight->off + e.code_off,
+                                                       .dst = buf + used,
+                                                       .n = e.code_n};
+            }
+            if (e.scale_n > 0) {
+                f->reads[n_reads++] = (struct qx_read){.fd = qx_ckpt_fd(r->ck, p->scale->file),
+                                                       .off = p->scale->off + e.scale_off,
+                                                       .dst = buf + used + e.code_n,
+                                                       .n = e.scale_n};
+            }
+            used += e.code_n + e.scale_n;
+            i += k;
+            m++;
+        }
+        bool whole = rc == 0 && qx_read_queue_all(q, f->reads, n_reads, NULL) == 0;
+        for (size_t k = 0; rc == 0 && k < m; k++) {
+            if (whole) {
+                decode_span(rd, f->span[k].w, f->span[k].n, f->span[k].codes, f->span[k].scales);
+            } else {
+                rc = read_span(rd, f->span[k].w, f->span[k].n,
+                               err); /* the one that fails says why */
+            }
+        }
+    }
+    qx_read_queue_destroy(q);
+    qx_free(f);
+    qx_free(buf);
     return rc;
 }
 
 static int read_wants(struct reader *rd, const struct want *w, size_t n, struct qx_error *err)
 {
     const struct qx_rows *r = rd->r;
-    uint64_t gap = r->packed ? 0 : GAP_BYTES / (r->code_bytes + r->scale_bytes + 1);
+    size_t spans = 0;
     int rc = 0;
+    for (size_t i = 0; r->maps != NULL && n >= MANY && i < n && spans <= n / 8;) {
+        i += span_of(rd, w + i, n - i);
+        spans++;
+    }
+    if (spans > n / 8) {
+        return in_memory(rd, w, n) ? read_mapped(rd, w, n, err) : read_in_flight(rd, w, n, err);
+    }
     for (size_t i = 0; rc == 0 && i < n;) {
-        uint64_t part = w[i].row / r->rows_per_part;
-        /* For a packed table the span is counted from the start of the row's block. */
-        uint64_t limit = w[i].row + rd->span_rows - 1;
-        size_t k = i + 1;
-        while (k < n && w[k].row <= limit && w[k].row - w[k - 1].row <= gap + 1 &&
-               w[k].row / r->rows_per_part == part) {
-            k++;
-        }
-        rc = read_span(rd, w + i, k - i, err);
-        i = k;
+        size_t k = span_of(rd, w + i, n - i);
+        rc = read_span(rd, w + i, k, err);
+        i += k;
     }
     return rc;
 }

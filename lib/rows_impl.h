@@ -2,6 +2,8 @@
 #ifndef QX_ROWS_IMPL_H
 #define QX_ROWS_IMPL_H
 
+#include <stdatomic.h>
+
 #include "pack.h"
 #include "rows.h"
 
@@ -18,6 +20,7 @@ struct qx_rows {
     struct qx_pack_info pack;
     uint64_t n_rows, width, code_bytes, scale_bytes;
     struct qx_row_part *parts;
+    _Atomic(const uint8_t *) *maps; /* [2 x n_parts]: mapped weight and scale of a part, NULL not yet */
     uint32_t n_parts;
     uint64_t rows_per_part;
     float *global; /* [n_global], expert by expert when more than one */

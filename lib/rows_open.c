@@ -264,9 +264,8 @@ static int check_parts(const struct qx_rows *r, struct qx_error *err)
 
 static int open_packed(struct qx_rows *r, const struct qx_table *tab, struct qx_error *err)
 {
-    int rc = tab->packed != NULL
-                 ? qx_pack_read(&r->pack, r->ck, tab->packed, err)
-                 : table_refused(r->ck, tab, err);
+    int rc = tab->packed != NULL ? qx_pack_read(&r->pack, r->ck, tab->packed, err)
+                                 : table_refused(r->ck, tab, err);
     if (rc == 0) {
         r->packed = true;
         r->format = r->pack.format;
@@ -285,7 +284,8 @@ int qx_fail_no_table(const struct qx_ckpt *ck, struct qx_error *err)
     char name[160];
     if (c != NULL && c->n_ple_layers > 0) {
         snprintf(name, sizeof name,
-                 "model.language_model.layers.%" PRIu32 ".ple.ple_embedding.ngram_embedding.shard_0.weight",
+                 "model.language_model.layers.%" PRIu32
+                 ".ple.ple_embedding.ngram_embedding.shard_0.weight",
                  c->ple_layer[0]);
         int rc = qx_ckpt_need(ck, name, &t, &why);
         if (rc != 0 && strcmp(why.kind, "missing-tensor") != 0) {
@@ -360,6 +360,10 @@ int qx_rows_open_table(struct qx_rows **out, const struct qx_ckpt *ck, struct qx
     if (rc == 0 && !r->packed) {
         rc = check_parts(r, err);
     }
+    if (rc == 0) {
+        r->maps = qx_calloc(r->n_parts, 2 * sizeof *r->maps);
+        rc = r->maps == NULL ? qx_fail_nomem(err) : 0;
+    }
     if (rc != 0) {
         qx_rows_close(r);
         return rc;
@@ -369,7 +373,8 @@ int qx_rows_open_table(struct qx_rows **out, const struct qx_ckpt *ck, struct qx
 }
 
 /* The module whose weight t is, NULL if none. False: no memory. */
-static bool module_of(const struct qx_ckpt *ck, const struct qx_tensor *t, const struct qx_module **out)
+static bool module_of(const struct qx_ckpt *ck, const struct qx_tensor *t,
+                      const struct qx_module **out)
 {
     *out = NULL;
     static const char *const leaves[] = {".weight", ".weight_packed", ""};
@@ -510,8 +515,9 @@ int qx_rows_open_tensor(struct qx_rows **out, const struct qx_ckpt *ck, const ch
     const struct qx_resolved *res = qx_ckpt_resolved(ck);
     if (is_foreign(res, t)) {
         qx_rows_close(r);
-        int refused = qx_fail(err, QX_E_QUANT, "foreign-convention",
-                              "the tensor is in the convention of another program and is not decoded");
+        int refused =
+            qx_fail(err, QX_E_QUANT, "foreign-convention",
+                    "the tensor is in the convention of another program and is not decoded");
         qx_error_at(err, qx_ckpt_file(ck, t->file)->name, t->name, QX_NO_OFF);
         return refused;
     }
@@ -547,8 +553,9 @@ int qx_rows_open_tensor(struct qx_rows **out, const struct qx_ckpt *ck, const ch
             rc = qx_fail(err, QX_E_UNSUPPORTED, "unknown-dtype",
                          "values of this type cannot be decoded");
         } else if (n > 14 && strcmp(t->name + n - 14, ".weight_packed") == 0) {
-            rc = qx_fail(err, QX_E_UNSUPPORTED, "foreign-convention",
-                         "codes by the convention of another tool (compressed-tensors): not decoded");
+            rc = qx_fail(
+                err, QX_E_UNSUPPORTED, "foreign-convention",
+                "codes by the convention of another tool (compressed-tensors): not decoded");
         } else if (weight && (t->dtype == QX_DT_F8_E4M3 || t->dtype == QX_DT_U8)) {
             /* Codes without the scale that gives them a value: none is ever assumed. */
             rc = qx_fail(err, QX_E_MISSING, "missing-scale",
@@ -575,6 +582,7 @@ void qx_rows_close(struct qx_rows *r)
 {
     if (r != NULL) {
         qx_free(r->parts);
+        qx_free(r->maps);
         qx_free(r->global);
         qx_free(r->blocks);
         qx_free(r);
