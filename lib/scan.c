@@ -81,6 +81,7 @@ struct pass {
     /* completion */
     uint64_t base, turn, done_bytes, total_bytes;
     struct edge edge[WINDOW];
+    uint8_t classes[QX_SCAN_COUNT][256]; /* of one-byte kinds */
     unsigned carry_n;            /* tail bytes of chunk base - 1 */
     size_t carry_item;
     uint8_t carry[8];
@@ -236,15 +237,36 @@ static void tell(struct qx_scan_item *it, const struct learned *l)
     }
 }
 
+/* The closer look at n elements of one byte, `classes` being those of each code. */
+static void look_bytes(struct learned *l, const uint8_t classes[256], const uint8_t *b, uint64_t n,
+                       uint64_t elem0)
+{
+    for (unsigned k = 0; k < QX_SCAN_CLASSES; ++k) {
+        uint64_t count = 0, i = 0;
+        for (; i < n; ++i) {
+            count += classes[b[i]] >> k & 1u;
+        }
+        if (count && l->n[k] == 0) {
+            for (i = 0; !(classes[b[i]] >> k & 1u); ++i) {
+            }
+            l->first[k] = elem0 + i;
+        }
+        l->n[k] += count;
+    }
+}
+
 /* n bytes, whole elements, from element elem0 on. */
-static void look(struct learned *l, enum qx_scan_kind kind, const uint8_t *b, uint64_t n, uint64_t elem0)
+static void look(const struct pass *p, struct learned *l, enum qx_scan_kind kind, const uint8_t *b,
+                 uint64_t n, uint64_t elem0)
 {
     uint32_t size = qx_scan_elem_size(kind);
     for (uint64_t at = 0; at < n; at += LOOK) {
         uint64_t take = n - at < LOOK ? n - at : LOOK;
         unsigned f = qx_scan_block(kind, b + at, (size_t)take);
         l->nonzero |= f & QX_SCAN_NONZERO;
-        if (f & QX_SCAN_SUSPECT) {
+        if ((f & QX_SCAN_SUSPECT) && size == 1) {
+            look_bytes(l, p->classes[kind], b + at, take, elem0 + at);
+        } else if (f & QX_SCAN_SUSPECT) {
             for (uint64_t i = 0; i < take; i += size) {
                 unsigned c = qx_scan_classify(kind, b + at + i);
                 if (c) {
@@ -306,13 +328,13 @@ static void look_piece(struct pass *p, const struct chunk *c, const uint8_t *b, 
                 memcpy(e->head, q, k);
             } else if (pend->item == i) {
                 memcpy(pend->b + pend->n, q, k);
-                look(&l, it->kind, pend->b, size, rel / size);
+                look(p, &l, it->kind, pend->b, size, rel / size);
             }
             from += k;
             rel += k;
             q += k;
         }
-        look(&l, it->kind, q, (to - from) / size * size, rel / size);
+        look(p, &l, it->kind, q, (to - from) / size * size, rel / size);
         if ((to - from) % size) {
             unsigned k = (unsigned)((to - from) % size);
             const uint8_t *tail = b + (to - off) - k;
@@ -737,6 +759,11 @@ static void prepare(struct pass *p)
 {
     struct qx_scan *s = p->s;
     size_t k = 0;
+    for (unsigned kind = 0; kind < QX_SCAN_COUNT; ++kind) {
+        for (unsigned b = 0; b < 256 && qx_scan_elem_size(kind) == 1; ++b) {
+            p->classes[kind][b] = (uint8_t)qx_scan_classify(kind, &(uint8_t){(uint8_t)b});
+        }
+    }
     if (s->n_items > 1) {
         qsort(s->items, s->n_items, sizeof *s->items, by_place);
     }

@@ -21,6 +21,7 @@
 
 #define MAX_GIVEN_UP 3u /* external decoder: failures before no more tensors are tried */
 #define ROWS_AT_ONCE 64u
+#define BF16_ROWS 8u
 
 /* One matrix: a module or the table. */
 struct job {
@@ -232,18 +233,21 @@ static int against_library(struct decode *d, struct job *j, const struct qx_rows
     for (size_t at = 0; rc == 0 && at < s->rows.n; at += ROWS_AT_ONCE) {
         size_t n = s->rows.n - at < ROWS_AT_ONCE ? s->rows.n - at : ROWS_AT_ONCE;
         const uint64_t *rows = s->rows.v + at;
+        size_t n16;
         if (!make_room(s, n, width)) {
             return qx_fail_nomem(err);
         }
         rc = first_decoder(d, r, rows, n, QX_ROW_F32, s->f1, err);
-        rc = rc ? rc : first_decoder(d, r, rows, n, QX_ROW_BF16, s->h1, err);
+        /* bfloat16 is f32 rounded once more: a few rows of each batch show whether that is done right. */
+        n16 = n < BF16_ROWS ? n : BF16_ROWS;
+        rc = rc ? rc : first_decoder(d, r, rows, n16, QX_ROW_BF16, s->h1, err);
         for (size_t i = 0; rc == 0 && i < n; ++i) {
-            rc = qx_indep_row(&in, rows[i], s->f2, s->h2, &s->work, err);
+            rc = qx_indep_row(&in, rows[i], s->f2, i < n16 ? s->h2 : NULL, &s->work, err);
             for (uint64_t c = 0; rc == 0 && c < width; ++c) {
                 uint32_t a = s->f1[i * width + c], b = s->f2[c];
                 if (!same_f32(a, b)) {
                     note_difference(j, rows[i], c, a, b, false);
-                } else if (!same_bf16(s->h1[i * width + c], s->h2[c])) {
+                } else if (i < n16 && !same_bf16(s->h1[i * width + c], s->h2[c])) {
                     note_difference(j, rows[i], c, s->h1[i * width + c], s->h2[c], true);
                 }
             }
@@ -465,7 +469,11 @@ int qx_verify_decode(struct verify *v, struct qx_error *err)
             *err = d.err;
         }
     }
-    for (size_t i = 0; rc == 0 && i < d.n_jobs; ++i) {
+    for (size_t i = 0, failed = 0; rc == 0 && i < d.n_jobs; ++i) {
+        /* Which of the last tensors were still tried depends on threads; what is reported must not. */
+        if (v->o->decoder && d.jobs[i].failed && ++failed > MAX_GIVEN_UP) {
+            continue;
+        }
         v->stats.rows += d.jobs[i].compared;
         rc = report_job(&d, &d.jobs[i], err);
     }
