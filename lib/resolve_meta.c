@@ -140,7 +140,14 @@ static int read_home(struct qx_resolved *r, int i, const struct qx_blob *b, cons
     const struct qx_json *o = doc.root;
     snprintf(path, sizeof path, "%s%s", member ? member : "", member ? "." : "");
     if (member) {
+        const struct qx_json *mlx = qx_json_get(doc.root, "quantization");
         o = qx_json_get(doc.root, member);
+        if (!o && mlx && mlx->type == QX_JSON_OBJECT && qx_json_get(mlx, "bits")) {
+            qx_findings_add(fs, &QX_REPORT("foreign-convention", QX_ERROR, .file = file,
+                                           .key = "quantization", .expected = "quantization_config",
+                                           .found = "MLX", .text = "the settings are those of MLX; its "
+                                           "tensors are named, not read"));
+        }
     }
     /* Only the home that decides says what is wrong with its group sizes. */
     rc = qx_quant_home_read(h, o, file, path, r->c, r->arena, i == 0 || !r->home[0].present ? fs : NULL,
