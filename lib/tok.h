@@ -1,5 +1,5 @@
-/* tok.h: inside of the tokenizer, shared by tok.c (loading, lookup), tok_bpe.c (merges), tok_split.c
- * (pre-split) and tok_norm.c (NFC). */
+/* tok.h: inside of the tokenizer, shared by tok_json.c and tok_table.c (loading), tok.c (lookup,
+ * encoding), tok_bpe.c (merges), tok_split.c (pre-split) and tok_norm.c (NFC). */
 #ifndef QX_TOK_H
 #define QX_TOK_H
 
@@ -36,6 +36,13 @@ struct qx_tok {
     int64_t eos;
 };
 
+static inline const char *qx_tok_entry_bytes(const struct qx_tok *t, uint32_t id)
+{
+    return t->bytes.p + t->entries[id].off;
+}
+/* Hashes of the two tables. */
+uint64_t qx_tok_text_hash(const char *p, size_t n);
+uint64_t qx_tok_pair_hash(uint32_t left, uint32_t right);
 /* Base token by text, QX_TOK_NONE if absent. */
 uint32_t qx_tok_lookup(const struct qx_tok *t, const char *p, size_t n);
 /* NULL when the pair does not merge. */

@@ -198,7 +198,7 @@ static void nfc(void **state)
 static double seconds(void)
 {
     struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ts); /* the machine may be busy with other tests */
     return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
 }
 
