@@ -346,6 +346,7 @@ struct qx_op_penalize {
 struct qx_op_advance {
     const struct qx_step *step;
     const int32_t *id_new;       /* [n_rows] */
+    int32_t *spos;               /* NULL, or [n_rows]: positions for sampling, also + 1 */
     int32_t *ring;               /* device or mapped host memory */
     uint32_t ring_len;
     uint64_t *count;             /* one counter, beside the ring */

@@ -184,7 +184,6 @@ static int make_prefix(struct qx_batch *b, struct qx_error *err)
     }
     while (!rc && !line.done) {
         rc = qx_line_round(m, &lines, 1, err);
-        ++b->stats.steps;
     }
     struct qx_seq *s = &m->seqs[line.seq];
     p->ids = qx_malloc(n * sizeof *p->ids);
@@ -289,7 +288,7 @@ static struct entry *entry_of(struct qx_line *l)
 
 int qx_batch_run(struct qx_batch *b, struct qx_error *err)
 {
-    uint64_t t0 = qx_now_ns();
+    uint64_t t0 = qx_now_ns(), steps0 = b->m->n_steps;
     uint32_t n = 0;
     prefix_drop(b);
     int rc = make_prefix(b, err);
@@ -298,8 +297,8 @@ int qx_batch_run(struct qx_batch *b, struct qx_error *err)
         if (rc || !n) {
             break;
         }
-        rc = qx_line_round(b->m, b->lines, n, err);
-        ++b->stats.steps;
+        rc = qx_line_can_free(b->m, b->lines, n) ? qx_line_free(b->m, b->lines, n, err)
+                                                 : qx_line_round(b->m, b->lines, n, err);
         uint32_t kept = 0;
         for (uint32_t i = 0; i < n && !rc; ++i) {
             struct entry *e = entry_of(b->lines[i]);
@@ -323,6 +322,7 @@ int qx_batch_run(struct qx_batch *b, struct qx_error *err)
     }
     b->n -= b->next;
     b->next = 0;
+    b->stats.steps += b->m->n_steps - steps0;
     b->stats.elapsed_ns += qx_now_ns() - t0;
     return rc;
 }

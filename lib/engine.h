@@ -117,6 +117,8 @@ struct qx_buffers {
     float *host_value, *host_prob;
     float *host_logits;         /* [logit rows, vocab]; NULL until wanted */
     float *host_ple_e;          /* table on disk: rows read before the step */
+    int32_t *ring_host, *ring;  /* [QX_RING, max_seqs] ids of steps that feed themselves, mapped */
+    uint64_t *count_host, *count; /* steps done of those, mapped */
     int32_t *pen_host, *pen_dev;/* penalties: ids and counts, allocated when first used */
 };
 
@@ -295,6 +297,15 @@ struct qx_want {
  * b.host_id the token chosen (-1: logits not finite). Waits. */
 int qx_exec_step(struct qx_model *m, const struct qx_row *rows, uint32_t n, const struct qx_want *w,
                  struct qx_error *err);
+/* Steps that feed themselves: every row's chosen id becomes its next input on the device, and the host
+ * only collects behind. start takes rows as for qx_exec_step, all with logits and state_in = state_out;
+ * launch enqueues one more step and does not wait; ids gives the ids [n] of step i (from 0) once it is
+ * done, else NULL. No more than QX_RING steps may be launched ahead of reading. */
+#define QX_RING 16
+int qx_exec_free_start(struct qx_model *m, const struct qx_row *rows, uint32_t n, const struct qx_want *w,
+                       struct qx_error *err);
+int qx_exec_free_launch(struct qx_model *m, uint32_t n, struct qx_error *err);
+const int32_t *qx_exec_free_ids(struct qx_model *m, uint32_t n, uint64_t i);
 /* Runs rows through the draft head; wide states from b.x or hold (src_*), or with chain from the rows of
  * the draft step before. Arg-max in b.host_id, probability in b.host_prob. Waits. */
 int qx_exec_mtp(struct qx_model *m, const struct qx_row *rows, uint32_t n, bool chain,

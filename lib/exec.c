@@ -10,7 +10,7 @@
 
 #define GRAPH_MAX_ROWS 64
 
-enum step_kind { STEP_MAIN = 0, STEP_MTP, STEP_CHAIN, STEP_HEAD_X, STEP_HEAD_HOLD, STEP_HEAD_MTP };
+enum step_kind { STEP_MAIN = 0, STEP_MTP, STEP_CHAIN, STEP_FREE, STEP_HEAD_X, STEP_HEAD_HOLD, STEP_HEAD_MTP };
 
 /* What a step's list of ops depends on. */
 struct step_plan {
@@ -257,7 +257,13 @@ static int choose(struct qx_model *m, const struct step_plan *p, const struct qx
                                                   .pos = c->spos, .id = b->out_id,
                                                   .scratch = b->sample_scratch}), err);
     }
-    rc |= m->be->download(m->q, b->host_id, b->out_id, p->n_logits * 4ull);
+    if (p->kind == STEP_FREE) {
+        QX_RUN(m, advance, (&(struct qx_op_advance){.step = &c->step, .id_new = b->out_id, .spos = c->spos,
+                                                    .ring = b->ring, .ring_len = QX_RING,
+                                                    .count = b->count}), err);
+    } else {
+        rc |= m->be->download(m->q, b->host_id, b->out_id, p->n_logits * 4ull);
+    }
     return rc ? qx_model_op_failed(m, "download", rc, err) : 0;
 }
 
@@ -283,11 +289,12 @@ static int run_ops(struct qx_model *m, const struct step_plan *p, struct step_wa
     if (p->kind >= STEP_HEAD_X) {
         return head_ops(m, p, err);
     }
-    struct qx_ctl *c = p->kind == STEP_MAIN ? &m->ctl : &m->mctl;
+    bool is_main = p->kind == STEP_MAIN || p->kind == STEP_FREE;
+    struct qx_ctl *c = is_main ? &m->ctl : &m->mctl;
     struct qx_buffers *b = &m->b;
     struct qx_pending pending = {0};
     c->step.n_rows = p->n_rows;
-    int rc = m->be->upload(m->q, c->dev, c->host, c->n_bytes);
+    int rc = p->kind == STEP_FREE ? 0 : m->be->upload(m->q, c->dev, c->host, c->n_bytes);
     if (!rc && p->kind == STEP_MAIN && m->has_ple && m->place == QX_TABLE_DISK) {
         rc = m->be->upload(m->q, b->ple_e, b->host_ple_e, (size_t)p->n_rows * m->cfg->ple_embed_dim * 4);
     }
@@ -296,7 +303,7 @@ static int run_ops(struct qx_model *m, const struct step_plan *p, struct step_wa
     }
     float *x = b->x;
     const struct qx_hc_weights *mixer = &m->mixer;
-    if (p->kind == STEP_MAIN) {
+    if (is_main) {
         rc = qx_graph_layers(m, &c->step, &pending, watch ? after_layer : NULL, watch, err);
     } else {
         rc = pick_rows(m, p->kind == STEP_CHAIN ? b->mx : b->x, c->src_x, p->n_rows, b->my, err);
@@ -438,6 +445,32 @@ int qx_exec_step(struct qx_model *m, const struct qx_row *rows, uint32_t n, cons
     }
     ++m->n_steps;
     return rc;
+}
+
+int qx_exec_free_start(struct qx_model *m, const struct qx_row *rows, uint32_t n, const struct qx_want *w,
+                       struct qx_error *err)
+{
+    fill_rows(m, &m->ctl, rows, n);
+    fill_logit_rows(&m->ctl, rows, w);
+    *m->b.count_host = 0;
+    int rc = upload_pages(m, err);
+    if (!rc && m->be->upload(m->q, m->ctl.dev, m->ctl.host, m->ctl.n_bytes)) {
+        rc = qx_model_op_failed(m, "upload", -1, err);
+    }
+    return rc;
+}
+
+int qx_exec_free_launch(struct qx_model *m, uint32_t n, struct qx_error *err)
+{
+    struct step_plan p = {.kind = STEP_FREE, .n_rows = n, .n_logits = n, .all_rows = true};
+    ++m->n_steps;
+    return run_step(m, &p, NULL, err);
+}
+
+const int32_t *qx_exec_free_ids(struct qx_model *m, uint32_t n, uint64_t i)
+{
+    uint64_t done = __atomic_load_n(m->b.count_host, __ATOMIC_ACQUIRE);
+    return done > i ? m->b.ring_host + i % QX_RING * n : NULL;
 }
 
 int qx_exec_mtp(struct qx_model *m, const struct qx_row *rows, uint32_t n, bool chain,

@@ -107,8 +107,8 @@ static void logprobs(const float *row, uint32_t vocab, struct qx_token *t, struc
 
 static int not_finite(struct qx_model *m, struct qx_line *l, uint64_t pos, struct qx_error *err);
 
-/* Appends a chosen id and hands it out. Sets done. */
-static int emit(struct qx_model *m, struct qx_line *l, int32_t id, const float *row, struct qx_error *err)
+int qx_line_emit(struct qx_model *m, struct qx_line *l, int32_t id, const float *row,
+                 struct qx_error *err)
 {
     struct qx_seq *s = seq_of(m, l);
     if (id < 0) {
@@ -154,7 +154,7 @@ int qx_line_first(struct qx_model *m, struct qx_line *l, struct qx_error *err)
     struct qx_want w = {.logit_row = &zero, .n_logits = 1, .sampling = &l->p.sampling, .history = &history,
                         .logits_to_host = l->p.n_logprobs > 0};
     int rc = qx_exec_head(m, QX_HEAD_HOLD, &row, &w, err);
-    return rc ? rc : emit(m, l, m->b.host_id[0], m->b.host_logits, err);
+    return rc ? rc : qx_line_emit(m, l, m->b.host_id[0], m->b.host_logits, err);
 }
 
 /* ---- finding where a value stopped being finite ------------------------------------------- */
@@ -558,7 +558,7 @@ static int accept(struct qx_model *m, const struct round *r, struct qx_line *l, 
             if (id >= 0 && row) {
                 tell_logits(l, (uint64_t)r->rows[l->row0 + l->n_known - 1 + i].pos, row);
             }
-            if ((rc = emit(m, l, id, row, err)) != 0) {
+            if ((rc = qx_line_emit(m, l, id, row, err)) != 0) {
                 return rc;
             }
             if (l->done || i == l->n_drafts || l->draft_ids[i] != (uint32_t)id) {

@@ -10,6 +10,7 @@ struct qx_line {
     int32_t seq;
     bool consume_only;          /* stop when all known ids are consumed, choose nothing */
     bool done;
+    bool overrun;               /* line_free.c: a step ran past its end */
     struct qx_error *error;     /* batches: a line's own failure ends it alone; NULL: it ends the round */
     struct qx_gen_params p;
     const struct qx_gen_hooks *hooks; /* NULL: none */
@@ -37,9 +38,16 @@ struct qx_line {
 int qx_line_start(struct qx_model *m, struct qx_line *l, struct qx_error *err);
 /* Chooses the first token from the held wide state when every known id is consumed. */
 int qx_line_first(struct qx_model *m, struct qx_line *l, struct qx_error *err);
+/* Appends a chosen id and hands it out; `row` its logits, NULL if not on the host. Sets done. */
+int qx_line_emit(struct qx_model *m, struct qx_line *l, int32_t id, const float *row,
+                 struct qx_error *err);
 /* One round over n lines that are not done (n x (draft_max + 1) <= n_logit_rows). Lines in prefill share
  * what rows the others leave. */
 int qx_line_round(struct qx_model *m, struct qx_line **lines, uint32_t n, struct qx_error *err);
+/* Whether all lines only decode, without drafts and without anything for the host to look at: then
+ * qx_line_free runs them step after step on the device until one is done. */
+bool qx_line_can_free(const struct qx_model *m, struct qx_line *const *lines, uint32_t n);
+int qx_line_free(struct qx_model *m, struct qx_line **lines, uint32_t n, struct qx_error *err);
 uint64_t qx_now_ns(void);
 /* gen.c: the sequence behind a public object, for snap.c. */
 struct qx_seq *qx_gen_seq(struct qx_gen *g, struct qx_model **m, int32_t *seq);

@@ -101,6 +101,8 @@ static int alloc_buffers(struct qx_model *m, struct qx_error *err)
     rc = qx_model_host_mem(m, &b->host_id, logits * 4, err);
     rc = rc ? rc : qx_model_host_mem(m, &b->host_value, logits * 4, err);
     rc = rc ? rc : qx_model_host_mem(m, &b->host_prob, logits * 4, err);
+    rc = rc ? rc : qx_model_host_mem_mapped(m, &b->ring_host, &b->ring, 4ull * QX_RING * g->max_seqs, err);
+    rc = rc ? rc : qx_model_host_mem_mapped(m, &b->count_host, &b->count, sizeof *b->count, err);
     rc = rc ? rc : alloc_ctl(m, &m->ctl, err);
     if (!rc && m->mtp.loaded) {
         rc = alloc_ctl(m, &m->mctl, err);

@@ -570,8 +570,8 @@ extern "C" int qx_cuda_sample(struct qx_queue *q, const struct qx_op_sample *o)
 
 /* ---- feeding back --------------------------------------------------------------------------- */
 
-__global__ void advance_rows(struct qx_step step, const int32_t *id_new, int32_t *ring, uint32_t len,
-                             uint64_t *count)
+__global__ void advance_rows(struct qx_step step, const int32_t *id_new, int32_t *spos, int32_t *ring,
+                             uint32_t len, uint64_t *count)
 {
     pdl_next();
     pdl_wait();
@@ -582,6 +582,9 @@ __global__ void advance_rows(struct qx_step step, const int32_t *id_new, int32_t
             ring[(at % len) * step.n_rows + r] = id;
             step.id[r] = id;
             step.pos[r] = __ldcg(step.pos + r) + 1;
+            if (spos) {
+                spos[r] = __ldcg(spos + r) + 1;
+            }
         }
     }
     __threadfence_system();
@@ -593,6 +596,6 @@ __global__ void advance_rows(struct qx_step step, const int32_t *id_new, int32_t
 
 extern "C" int qx_cuda_advance(struct qx_queue *q, const struct qx_op_advance *o)
 {
-    return launch(q, "advance", advance_rows, dim3(1), dim3(128), 0, *o->step, o->id_new, o->ring, o->ring_len,
-                  o->count);
+    return launch(q, "advance", advance_rows, dim3(1), dim3(128), 0, *o->step, o->id_new, o->spos, o->ring,
+                  o->ring_len, o->count);
 }

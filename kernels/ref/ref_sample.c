@@ -188,6 +188,9 @@ int ref_advance(struct qx_queue *q, const struct qx_op_advance *a)
             a->ring[slot * a->step->n_rows + r] = a->id_new[r];
             a->step->id[r] = a->id_new[r];
             ++a->step->pos[r];
+            if (a->spos) {
+                ++a->spos[r];
+            }
         }
     }
     ++*a->count;
