@@ -120,8 +120,12 @@ static const struct qx_module *foreign_module(const struct qx_bind *b, const cha
 /* A tensor by name, or a problem that says where it should be. */
 static const struct qx_tensor *need(struct qx_bind *b, const char *name)
 {
-    const struct qx_tensor *t;
+    const struct qx_tensor *t = qx_ckpt_find(b->m->ck, name);
     struct qx_error why = {0};
+    if (b->first.code && !(t && t->readable)) {
+        ++b->n_missing; /* only the first is explained */
+        return NULL;
+    }
     if (qx_ckpt_need(b->m->ck, name, &t, &why)) {
         const struct qx_module *m = foreign_module(b, name);
         if (m) {
@@ -214,7 +218,7 @@ static void no_scale(struct qx_bind *b, const struct qx_module *m, const char *l
     const struct qx_tensor *t;
     struct qx_error why = {0};
     snprintf(name, sizeof name, "%s.%s", m->name, leaf);
-    if (qx_ckpt_need(b->m->ck, name, &t, &why) && strcmp(why.kind, "missing-tensor") != 0) {
+    if (!b->first.code && qx_ckpt_need(b->m->ck, name, &t, &why) && strcmp(why.kind, "missing-tensor") != 0) {
         problem_why(b, &why);
     } else {
         problem(b, QX_E_MISSING, "missing-scale", name, "the codes of '%s' have no %s; none is invented",

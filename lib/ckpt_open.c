@@ -241,9 +241,19 @@ static int read_headers(struct opening *o, struct qx_error *err)
 
 /* ---- files that are absent or left over -------------------------------------------------------- */
 
-static bool report_missing_file(struct opening *o, size_t i)
+#define MAX_PARTIALS 100 /* absent files for which a partial download is looked for */
+
+/* What a missing file's findings say: found as in "dangling link -> target", and the whole text. */
+struct absence { struct qx_buf found, text; };
+
+static void absence_fini(struct absence *a)
 {
-    struct qx_ckpt *ck = o->ck;
+    qx_buf_fini(&a->found);
+    qx_buf_fini(&a->text);
+}
+
+static bool describe_absence(const struct qx_ckpt *ck, size_t i, bool look_for_partial, struct absence *a)
+{
     const struct qx_file *f = &ck->files[i];
     const struct ckpt_file *p = &ck->priv[i];
     char target[PATH_MAX], partial[512];
@@ -251,38 +261,66 @@ static bool report_missing_file(struct opening *o, size_t i)
     struct stat st;
     int sys = stat(p->path, &st) == 0 ? 0 : errno;
     const char *to = broken_link(p->path, sys, target, sizeof target, &what);
-    struct qx_buf found = {0}, text = {0};
     if (to) {
-        qx_buf_fmt(&found, "%s -> %s", what, to);
+        qx_buf_fmt(&a->found, "%s -> %s", what, to);
     } else {
-        qx_buf_str(&found, "absent");
+        qx_buf_str(&a->found, "absent");
     }
-    const char *state = qx_buf_cstr(&found);
+    const char *state = qx_buf_cstr(&a->found);
     if (p->indexed) {
-        qx_buf_fmt(&text, "the index places %" PRIu64 " tensor%s in this file: %s", p->n_indexed,
-                   p->n_indexed == 1 ? "" : "s", state ? state : "absent");
+        qx_buf_fmt(&a->text, "the index places %" PRIu64 " tensor%s in this file: %s", p->n_indexed,
+                   p->n_indexed == 1 ? "" : "s", state ? state : "");
     } else {
-        qx_buf_fmt(&text, "file of the set cannot be read: %s", state ? state : "absent");
+        qx_buf_fmt(&a->text, "file of the set cannot be read: %s", state ? state : "");
     }
-    if (qx_dir_partial(ck->dir, f->name, to, partial, sizeof partial)) {
-        qx_buf_fmt(&text, "; a partial download is there (%s)", partial);
+    if (look_for_partial && qx_dir_partial(ck->dir, f->name, to, partial, sizeof partial)) {
+        qx_buf_fmt(&a->text, "; a partial download is there (%s)", partial);
     }
-    const char *s = qx_buf_cstr(&text);
-    bool ok = s && state;
-    struct qx_report r = QX_REPORT("shard-missing", QX_ERROR, .file = f->name,
-                                   .expected = "a safetensors file", .found = state, .text = s,
-                                   .group = f->name);
-    bool any = false;
-    for (size_t k = 0; k < ck->n_absent && ok; k++) { /* its tensors: the count, some as examples */
-        if (strcmp(ck->absent[k].file, f->name) == 0) {
+    return state && qx_buf_cstr(&a->text);
+}
+
+static struct qx_report missing_report(const struct qx_file *f, const struct absence *a)
+{
+    return QX_REPORT("shard-missing", QX_ERROR, .file = f->name, .expected = "a safetensors file",
+                     .found = a->found.p, .text = a->text.p, .group = f->name);
+}
+
+static int compare_file_name(const void *name, const void *file)
+{
+    return strcmp(name, ((const struct qx_file *)file)->name);
+}
+
+/* One finding a missing file; its tensors are the count, some of them examples. */
+static bool report_missing_files(struct opening *o)
+{
+    struct qx_ckpt *ck = o->ck;
+    struct absence *a = qx_calloc(ck->n_files, sizeof *a);
+    size_t n_missing = 0;
+    bool ok = a != NULL;
+    for (size_t f = 0; f < ck->n_files && ok; f++) {
+        ok = ck->files[f].state != QX_FILE_MISSING || describe_absence(ck, f, n_missing++ < MAX_PARTIALS, &a[f]);
+    }
+    for (size_t k = 0; k < ck->n_absent && ok; k++) {
+        const struct qx_file *f =
+            bsearch(ck->absent[k].file, ck->files, ck->n_files, sizeof *ck->files, compare_file_name);
+        if (f && f->state == QX_FILE_MISSING) {
+            struct ckpt_file *p = &ck->priv[f - ck->files];
+            struct qx_report r = missing_report(f, &a[f - ck->files]);
             r.tensor = ck->absent[k].name;
+            p->reported = true;
             ok = add(ck, &r);
-            any = true;
         }
     }
-    ok = ok && (any || add(ck, &r));
-    qx_buf_fini(&found);
-    qx_buf_fini(&text);
+    for (size_t f = 0; f < ck->n_files && ok; f++) { /* those that no tensor is placed in */
+        if (ck->files[f].state == QX_FILE_MISSING && !ck->priv[f].reported) {
+            struct qx_report r = missing_report(&ck->files[f], &a[f]);
+            ok = add(ck, &r);
+        }
+    }
+    for (size_t f = 0; a && f < ck->n_files; f++) {
+        absence_fini(&a[f]);
+    }
+    qx_free(a);
     return ok;
 }
 
@@ -348,7 +386,6 @@ static bool report_indexed_files(struct opening *o)
 {
     struct qx_ckpt *ck = o->ck;
     size_t missing = 0;
-    bool ok = true;
     mark_strays(o);
     for (size_t f = 0; f < ck->n_files; f++) {
         missing += ck->files[f].state == QX_FILE_MISSING;
@@ -357,20 +394,14 @@ static bool report_indexed_files(struct opening *o)
     if (missing && missing == ck->n_files && strays) {
         return report_stale(o, strays);
     }
-    for (size_t f = 0; f < ck->n_files && ok; f++) {
-        ok = ck->files[f].state != QX_FILE_MISSING || report_missing_file(o, f);
-    }
-    return ok && report_strays(o);
+    return report_missing_files(o) && report_strays(o);
 }
 
 /* Without an index: dangling links, absent numbers, a directory without any shard. */
 static bool report_unindexed_files(struct opening *o)
 {
     struct qx_ckpt *ck = o->ck;
-    bool ok = true;
-    for (size_t f = 0; f < ck->n_files && ok; f++) {
-        ok = ck->files[f].state != QX_FILE_MISSING || report_missing_file(o, f);
-    }
+    bool ok = report_missing_files(o);
     if (ok && ck->n_files == 0 && !ck->has_index) {
         char text[400];
         const char *what = qx_dir_foreign(&o->list);

@@ -23,6 +23,7 @@ struct ckpt_file {
     ino_t ino;
     uint64_t n_indexed;         /* tensors that the index places here */
     bool indexed;               /* the index names it */
+    bool reported;              /* a finding says that it is missing */
     struct qx_map map;          /* under lazy->lock */
 };
 

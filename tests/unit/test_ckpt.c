@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "alloc.h"
@@ -250,6 +251,70 @@ static void absent(void **state)
     qx_ckpt_close(ck);
 }
 
+/* As the hub lays a download out: a snapshot of links into a folder of blobs; one blob is not done. */
+static void hub_cache(void **state)
+{
+    (void)state;
+    static const char *const links[][2] = {{"../blobs/aaa", "snap/model-00001-of-00002.safetensors"},
+                                           {"../blobs/bbb", "snap/model-00002-of-00002.safetensors"},
+                                           {"../blobs/ccc", "snap/model.safetensors.index.json"}};
+    assert_int_equal(mkdir(at("blobs"), 0700), 0);
+    assert_int_equal(mkdir(at("snap"), 0700), 0);
+    shard("blobs/aaa", "a", 1);
+    shard("blobs/bbb", "b", 2);
+    put_text("blobs/ccc", "{\"weight_map\":{\"a\":\"model-00001-of-00002.safetensors\","
+                          "\"b\":\"model-00002-of-00002.safetensors\"}}");
+    for (size_t i = 0; i < QX_ARRAY_LEN(links); i++) {
+        assert_int_equal(symlink(links[i][0], at(links[i][1])), 0);
+    }
+    struct qx_ckpt *ck;
+    assert_int_equal(qx_ckpt_open(&ck, at("snap"), NULL, NULL), 0);
+    assert_string_equal(found(ck), "");
+    assert_int_equal(byte_of(ck, "b"), 2);
+    qx_ckpt_close(ck);
+    assert_int_equal(rename(at("blobs/bbb"), at("blobs/bbb.incomplete")), 0);
+    assert_int_equal(qx_ckpt_open(&ck, at("snap"), NULL, NULL), 0);
+    assert_string_equal(found(ck), "error shard-missing model-00002-of-00002.safetensors 1");
+    const struct qx_finding *f = qx_findings_at(qx_ckpt_findings(ck), 0);
+    for (size_t i = 0; strcmp(f->kind, "shard-missing") != 0; i++) {
+        f = qx_findings_at(qx_ckpt_findings(ck), i);
+    }
+    assert_non_null(strstr(f->text, "dangling link -> ../blobs/bbb"));
+    assert_non_null(strstr(f->text, "bbb.incomplete"));
+    qx_ckpt_close(ck);
+    for (size_t i = 0; i < QX_ARRAY_LEN(links); i++) {
+        assert_int_equal(unlink(at(links[i][1])), 0);
+    }
+    assert_int_equal(unlink(at("blobs/aaa")) + unlink(at("blobs/bbb.incomplete")) + unlink(at("blobs/ccc")), 0);
+}
+
+/* An index may be hostile in size, too: as many files as tensors, none there. Nothing may be quadratic. */
+static void many_absent_files(void **state)
+{
+    (void)state;
+    enum { N = 100000 };
+    struct qx_buf index = {0};
+    qx_buf_str(&index, "{\"weight_map\":{");
+    for (int i = 0; i < N; i++) {
+        qx_buf_fmt(&index, "%s\"t.%d\":\"f-%d.safetensors\"", i ? "," : "", i, i);
+    }
+    qx_buf_str(&index, "}}");
+    put(INDEX, index.p, index.n);
+    qx_buf_fini(&index);
+    struct timespec begin, end;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begin);
+    struct qx_ckpt *ck = open_dir(2);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &end);
+    assert_int_equal(qx_ckpt_n_absent(ck), N);
+    size_t n = 0;
+    for (size_t i = 0; i < qx_findings_count(qx_ckpt_findings(ck)); i++) {
+        n += strcmp(qx_findings_at(qx_ckpt_findings(ck), i)->kind, "shard-missing") == 0;
+    }
+    assert_int_equal(n, N);
+    qx_ckpt_close(ck);
+    assert_true(end.tv_sec - begin.tv_sec < 20); /* seconds of work; a quadratic way takes many minutes */
+}
+
 static void stale(void **state)
 {
     (void)state;
@@ -354,6 +419,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(without_index, clean), cmocka_unit_test_teardown(numbering, clean),
         cmocka_unit_test_teardown(with_index, clean),    cmocka_unit_test_teardown(absent, clean),
+        cmocka_unit_test_teardown(hub_cache, clean),     cmocka_unit_test_teardown(many_absent_files, clean),
         cmocka_unit_test_teardown(stale, clean),         cmocka_unit_test_teardown(bad_index, clean),
         cmocka_unit_test_teardown(single_file, clean),   cmocka_unit_test_teardown(threads_do_not_matter, clean)};
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
