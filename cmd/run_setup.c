@@ -395,7 +395,8 @@ int run_prompt_ids(struct run *r, const char *text, size_t n, struct qx_ids *out
     if (rc == 0) {
         rc = qx_tok_encode(r->tok, text, n, out, &r->err);
     }
-    if (rc == 0 && out->n == 0) {
+    bool only_ids = r->o.n_given && r->o.n == 0 && !r->o.logits && !r->o.draft_logits;
+    if (rc == 0 && out->n == 0 && !only_ids) {
         rc = usage(r, "the prompt is empty");
     }
     qx_text_free(rendered);
