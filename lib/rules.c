@@ -8,7 +8,8 @@
 static const char *const origin_name[QX_RO_COUNT] = {
     [QX_RO_CONTAINER] = "container", [QX_RO_CONFIG] = "config", [QX_RO_QUANT] = "quantisation",
     [QX_RO_LAYOUT] = "layout", [QX_RO_SCALE] = "scales", [QX_RO_VALUE] = "values",
-    [QX_RO_DECODE] = "decoding", [QX_RO_MANIFEST] = "manifest"};
+    [QX_RO_DECODE] = "decoding", [QX_RO_MANIFEST] = "manifest",
+    [QX_RO_DIFF] = "differences"};
 
 #define E QX_SEV_ERROR
 #define W QX_SEV_WARNING
@@ -33,6 +34,12 @@ static const struct qx_rule rules[] = {
      "a stored matrix could not be decoded though the rules found nothing wrong"},
     {"decode-mismatch", E, QX_RO_DECODE, "two decoders give different values for a row"},
     {"decoder-failed", E, QX_RO_DECODE, "the external decoder did not answer as agreed"},
+    {"diff-added", N, QX_RO_DIFF, "a tensor is only in the second checkpoint"},
+    {"diff-config", N, QX_RO_DIFF, "a key of the configuration is different"},
+    {"diff-dtype", N, QX_RO_DIFF, "a tensor has another element type"},
+    {"diff-removed", N, QX_RO_DIFF, "a tensor is only in the first checkpoint"},
+    {"diff-shape", N, QX_RO_DIFF, "a tensor has another shape"},
+    {"diff-values", N, QX_RO_DIFF, "a tensor has other bytes"},
     {"dtype", E, QX_RO_LAYOUT, "a tensor has an element type that it cannot have"},
     {"duplicate-tensor", E, QX_RO_CONTAINER, "a tensor name occurs twice"},
     {"entry-without-module", W, QX_RO_QUANT, "an entry of the settings names no stored module"},

@@ -18,6 +18,7 @@ enum qx_rule_origin {
     QX_RO_VALUE,     /* rules_value.c: values of weights and buffers */
     QX_RO_DECODE,    /* decoding twice */
     QX_RO_MANIFEST,  /* checksums */
+    QX_RO_DIFF,      /* inspect --diff: what two checkpoints do not share */
     QX_RO_COUNT
 };
 

@@ -21,8 +21,9 @@ NOT_MADE = {
     "file-changed": "needs a writer in the right moment",
     "read-error": "needs a failing disk",
     "unreadable-file": "needs a user without rights; tests may run as root",
-    "no-weights": "needs an empty directory, which is no checkpoint of T0: made by hand below",
 }
+NOT_MADE.update({f"diff-{w}": "inspect --diff says it, of two checkpoints"
+                 for w in ("added", "removed", "dtype", "shape", "values", "config")})
 DEFECTS = {}
 EXPERT = L + "layers.0.mlp.experts.0."
 
@@ -370,7 +371,7 @@ VISION = {"model_type": "qwen4_exp_vision", "depth": 1, "hidden_size": 16, "in_c
 config("vision-absent", lambda x: x.update(vision_config=VISION))
 tensors("vision-incomplete", with_tensor("model.visual.pos_embed.weight", bf16([4, 16], np.ones((4, 16)))))
 tensors("vision-extra", with_tensor("model.visual.something.weight", ONE))
-tensors("unused-tensor", with_tensor(L + "layers.0.self_attn.rotary_emb.inv_freq", ONE))
+tensors("unused-tensor", with_tensor(L + "hyper_connection_mixer.block_inject_weight.weight", bf16([4, 256], np.ones((4, 256)))))
 tensors("unused-kv-scale", with_tensor(L + "layers.3.self_attn.k_proj.k_scale", ONE))
 tensors("ple-extra", with_tensor(PLE + "ple_embedding.hashstats_hits", i64([4], [0] * 4)))
 tensors("ple-form-mixed", with_tensor(NG + "shard_2.weight", bf16([15, 32], np.ones((15, 32)))))

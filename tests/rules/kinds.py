@@ -50,7 +50,7 @@ def kinds_of_sources():
         with open(path, encoding="utf-8") as f:
             text = f.read()
         name = os.path.basename(path)
-        if "QX_REPORT" not in text and "qx_report" not in text and "findings" not in text:
+        if not any(w in text for w in ("QX_REPORT(", "struct qx_report", "qx_findings_add(")):
             continue
         for m in re.finditer(r"\bQX_REPORT\(", text):
             args = arguments(text, m.end() - 1)
