@@ -187,3 +187,13 @@ float qx_amax(const float *x, size_t n, bool *finite)
     loops()->amax(x, n, &a, finite);
     return a;
 }
+
+uint32_t qx_amax_half(const void *p, size_t n)
+{
+    return loops()->amax16(p, n);
+}
+
+uint32_t qx_amax_e4m3(const uint8_t *p, size_t n)
+{
+    return loops()->amax8(p, n);
+}

@@ -54,5 +54,9 @@ int qx_fp8_block_quantize(const float *x, size_t rows, size_t cols, uint8_t *cod
 
 /* Largest magnitude, and whether all are finite. */
 float qx_amax(const float *x, size_t n, bool *finite);
+/* Largest magnitude as a pattern: of n BF16 or F16 numbers, of n E4M3 bytes. Patterns order as numbers do,
+ * infinities and NaN behind all others. */
+uint32_t qx_amax_half(const void *p, size_t n);
+uint32_t qx_amax_e4m3(const uint8_t *p, size_t n);
 
 #endif

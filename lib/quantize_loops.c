@@ -24,6 +24,21 @@
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 
+/* Lanes of two vectors by index. */
+#if defined(__clang__)
+static inline vf shuffle_lanes(vf a, vf b, vi at)
+{
+    vf r;
+    for (int j = 0; j < LANES; j++) {
+        r[j] = at[j] < LANES ? a[at[j]] : b[at[j] - LANES];
+    }
+    return r;
+}
+#define SHUFFLE(a, b, at) shuffle_lanes(a, b, at)
+#else
+#define SHUFFLE(a, b, at) __builtin_shuffle(a, b, at)
+#endif
+
 /* Scales tried besides the plain one: codes below (clipping the largest value) and above it (the
  * largest value at 4 instead of 6 and beyond). */
 #define BELOW 2
@@ -124,50 +139,95 @@ static inline vf reciprocal(vf s, float global)
     return pick(inv <= FLT_MAX, inv, splat(0.0f));
 }
 
-/* Squared error of 16 blocks, x [16][lane] magnitudes, under scales c; the largest error beside it.
- */
+/* Squared error of LANES blocks under scales c, exactly as decoded; the largest error beside it. */
 static inline vf blocks_error(const vf *x, vi c, float global, vf *max)
 {
     vf s = e4m3(c), inv = reciprocal(s, global), sum = {0}, top = {0};
     for (int k = 0; k < 16; k++) {
         vf d = x[k] - (e2m1_round(x[k] * inv) * s) * global;
         sum += d * d;
-        if (max != NULL) {
-            d = vabs(d);
-            top = vmax(d, top);
-        }
+        top = vmax(vabs(d), top);
     }
-    if (max != NULL) {
-        *max = top;
-    }
+    *max = top;
     return sum;
+}
+
+/* The same up to rounding, in units of the block's step: enough to choose by. The differences are
+ * those of any way of rounding to nearest, since at a tie both neighbours are equally far. */
+static inline vf blocks_estimate(const vf *x, vi c, float global)
+{
+    vf s = e4m3(c), unit = s * global, inv = reciprocal(s, global), sum = {0};
+#if defined(__AVX512F__) && LANES == 16
+    /* Four times the value, cut to an integer, finds the nearest code in a table: all midpoints are
+     * multiples of a quarter. */
+    const __m512 low = _mm512_setr_ps(0, 2, 2, 4, 4, 6, 6, 8, 8, 8, 12, 12, 12, 12, 16, 16);
+    const __m512 high =
+        _mm512_setr_ps(16, 16, 16, 16, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24);
+    const __m512i last = _mm512_set1_epi32(31);
+    __m512 inv4 = (__m512)(inv * 4.0f);
+    for (int k = 0; k < 16; k++) {
+        __m512 y = _mm512_mul_ps((__m512)x[k], inv4);
+        __m512i at = _mm512_min_epi32(_mm512_cvttps_epi32(y), last);
+        vf d = (vf)y - (vf)_mm512_permutex2var_ps(low, at, high);
+        sum += d * d;
+    }
+    sum *= 0.0625f;
+#else
+    for (int k = 0; k < 16; k++) {
+        vf y = x[k] * inv, d = y - e2m1_round(y);
+        sum += d * d;
+    }
+#endif
+    return sum * (unit * unit);
+}
+
+/* Index vectors of turn(): from two rows of a square, what each gets of the other's corner. */
+#define UP(j, s) ((j) & (s) ? LANES + ((j) ^ (s)) : (j))
+#define DOWN(j, s) ((j) & (s) ? LANES + (j) : (j) | (s))
+#define ROW4(f, j, s) f(j, s), f(j + 1, s), f(j + 2, s), f(j + 3, s)
+#if LANES == 16
+#define ROW(f, s) ROW4(f, 0, s), ROW4(f, 4, s), ROW4(f, 8, s), ROW4(f, 12, s)
+#elif LANES == 8
+#define ROW(f, s) ROW4(f, 0, s), ROW4(f, 4, s)
+#else
+#define ROW(f, s) ROW4(f, 0, s)
+#endif
+#define SWAP_CORNERS(r, s)                                                                         \
+    for (int i = 0; i < LANES; i++) {                                                              \
+        if ((i & (s)) == 0) {                                                                      \
+            vf a = (r)[i], b = (r)[i | (s)];                                                       \
+            (r)[i] = SHUFFLE(a, b, ((vi){ROW(UP, s)}));                                            \
+            (r)[i | (s)] = SHUFFLE(a, b, ((vi){ROW(DOWN, s)}));                                    \
+        }                                                                                          \
+    }
+
+/* x [LANES][16] -> m [16][lane]: squares of LANES x LANES are turned by swapping ever larger
+ * corners. */
+static inline void turn(const float *x, vf *m)
+{
+    for (int h = 0; h < 16 / LANES; h++) {
+        vf *r = m + h * LANES;
+        for (int b = 0; b < LANES; b++) {
+            memcpy(&r[b], x + b * 16 + h * LANES, sizeof *r);
+        }
+        SWAP_CORNERS(r, 1)
+        SWAP_CORNERS(r, 2)
+#if LANES > 4
+        SWAP_CORNERS(r, 4)
+#endif
+#if LANES > 8
+        SWAP_CORNERS(r, 8)
+#endif
+    }
 }
 
 struct block_stats {
     vf sum_sq, err, plain_err, max, plain_max;
 };
 
-/* LANES blocks at x [LANES][16]. */
-static inline void nvfp4_lanes(const float *x, float global, bool search, uint8_t *codes,
-                               uint8_t *scales, struct block_stats *st)
+/* The plain scale: amax / (6 global) to E4M3, at least 1. */
+static inline vi plain_scale(vf amax, float global)
 {
-    vf m[16], amax = {0}, sum_sq = {0};
-    vi sign[16];
-    float turned[16][LANES];
-    for (int b = 0; b < LANES; b++) {
-        for (int k = 0; k < 16; k++) {
-            turned[k][b] = x[b * 16 + k];
-        }
-    }
-    for (int k = 0; k < 16; k++) {
-        vf v;
-        memcpy(&v, turned[k], sizeof v);
-        sign[k] = (as_i(v) >> 28) & 8;
-        m[k] = vabs(v);
-        amax = vmax(m[k], amax);
-        sum_sq += m[k] * m[k];
-    }
-    /* The plain scale: amax / (6 global) to E4M3, at least 1 where there is anything. */
     vf want = amax / (6.0f * global);
     vi u = as_i(want);
     vi small = as_i(want + 24576.0f) & 0xf;
@@ -175,22 +235,46 @@ static inline void nvfp4_lanes(const float *x, float global, bool search, uint8_
     vi plain = picki(want < 0x1p-6f, small, large);
     plain = picki(want >= 448.0f, plain * 0 + 0x7e, plain);
     plain = picki(plain > 0x7e, plain * 0 + 0x7e, plain);
-    plain = picki(plain < 1, plain * 0 + 1, plain);
-    vf plain_err = blocks_error(m, plain, global, &st->plain_max);
-    vi best = plain;
-    vf best_err = plain_err;
-    for (int d = -BELOW; search && d <= ABOVE; d++) {
-        vi c = plain + d;
-        c = picki(c < 1, plain, picki(c > 0x7e, plain, c));
-        vf e = blocks_error(m, c, global, NULL);
-        vi better = e < best_err;
-        best = picki(better, c, best);
-        best_err = pick(better, e, best_err);
+    return picki(plain < 1, plain * 0 + 1, plain);
+}
+
+/* LANES blocks at x [LANES][16]. */
+static inline void nvfp4_lanes(const float *x, float global, bool search, uint8_t *codes,
+                               uint8_t *scales, struct block_stats *st)
+{
+    vf m[16], amax = {0}, sum_sq = {0};
+    vi sign[16];
+    turn(x, m);
+    for (int k = 0; k < 16; k++) {
+        sign[k] = (as_i(m[k]) >> 28) & 8;
+        m[k] = vabs(m[k]);
+        amax = vmax(m[k], amax);
+        sum_sq += m[k] * m[k];
     }
-    vi keep = best_err < plain_err * (1.0f - MARGIN);
-    best = picki(keep, best, plain);
+    vi plain = plain_scale(amax, global), best = plain;
+    vf plain_err = blocks_error(m, plain, global, &st->plain_max), best_err = plain_err;
+    st->max = st->plain_max;
+    if (search) {
+        vf least = blocks_estimate(m, plain, global), max;
+        for (int d = -BELOW; d <= ABOVE; d++) {
+            if (d == 0) {
+                continue;
+            }
+            vi c = plain + d;
+            c = picki(c < 1, plain, picki(c > 0x7e, plain, c));
+            vf e = blocks_estimate(m, c, global);
+            vi better = e < least;
+            best = picki(better, c, best);
+            least = pick(better, e, least);
+        }
+        best_err = blocks_error(m, best, global, &max);
+        vi keep = best_err < plain_err * (1.0f - MARGIN);
+        best = picki(keep, best, plain);
+        best_err = pick(keep, best_err, plain_err);
+        st->max = pick(keep, max, st->plain_max);
+    }
     vi zero = amax == 0.0f;
-    st->err = blocks_error(m, best, global, &st->max);
+    st->err = best_err;
     st->plain_err = plain_err;
     st->sum_sq = sum_sq;
     best = picki(zero, best * 0, best);
@@ -217,6 +301,7 @@ static void nvfp4_all(const float *x, size_t n_rows, size_t cols, float global, 
 {
     size_t n = n_rows * (cols / 16);
     struct qx_row_sums rows = {.blocks_per_row = cols / 16};
+    vf max = {0}, plain_max = {0};
     for (size_t b = 0; b < n; b += LANES) {
         size_t m = n - b < LANES ? n - b : LANES;
         struct block_stats bs;
@@ -230,20 +315,51 @@ static void nvfp4_all(const float *x, size_t n_rows, size_t cols, float global, 
             memcpy(codes + b * 8, pad_codes, m * 8);
             memcpy(scales + b, pad_scales, m);
         }
+        max = vmax(bs.max, max);
+        plain_max = vmax(bs.plain_max, plain_max);
+        float sums[3][LANES];
+        memcpy(sums[0], &bs.sum_sq, sizeof sums[0]);
+        memcpy(sums[1], &bs.err, sizeof sums[1]);
+        memcpy(sums[2], &bs.plain_err, sizeof sums[2]);
         for (size_t i = 0; i < m; i++) {
-            rows.sum_sq += (double)bs.sum_sq[i];
-            rows.err += (double)bs.err[i];
-            rows.plain += (double)bs.plain_err[i];
-            st->max_err = (double)bs.max[i] > st->max_err ? (double)bs.max[i] : st->max_err;
-            st->plain_max_err = (double)bs.plain_max[i] > st->plain_max_err
-                                    ? (double)bs.plain_max[i]
-                                    : st->plain_max_err;
+            rows.sum_sq += (double)sums[0][i];
+            rows.err += (double)sums[1][i];
+            rows.plain += (double)sums[2][i];
             if (++rows.at == rows.blocks_per_row) {
                 qx_count_row(&rows, st);
             }
         }
     }
+    for (int k = 0; k < LANES; k++) {
+        st->max_err = (double)max[k] > st->max_err ? (double)max[k] : st->max_err;
+        st->plain_max_err =
+            (double)plain_max[k] > st->plain_max_err ? (double)plain_max[k] : st->plain_max_err;
+    }
     st->n_values += n * 16;
+}
+
+/* Largest magnitude among half-precision patterns, and among bytes, as integers: both order as
+ * numbers do, with infinities and NaN the largest. */
+static uint32_t amax16_all(const uint8_t *p, size_t n)
+{
+    uint16_t top = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint16_t v;
+        memcpy(&v, p + 2 * i, 2);
+        v &= 0x7fff;
+        top = v > top ? v : top;
+    }
+    return top;
+}
+
+static uint32_t amax8_all(const uint8_t *p, size_t n)
+{
+    uint8_t top = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint8_t v = p[i] & 0x7f;
+        top = v > top ? v : top;
+    }
+    return top;
 }
 
 /* E4M3 codes of LANES values x inv, to nearest even, saturating. */
@@ -359,4 +475,5 @@ static void amax_all(const float *x, size_t n, float *amax, bool *finite)
     *amax = qx_f32_from_bits((uint32_t)a);
 }
 
-const struct qx_quant_loops QX_QUANT_LOOPS(SET) = {nvfp4_all, fp8_all, fp8_block_error, amax_all};
+const struct qx_quant_loops QX_QUANT_LOOPS(SET) = {nvfp4_all, fp8_all,    fp8_block_error,
+                                                   amax_all,  amax16_all, amax8_all};

@@ -12,6 +12,8 @@ struct qx_quant_loops {
     /* Squared error of a block of rows `stride` apart. */
     double (*block)(const float *x, size_t stride, size_t rows, size_t cols, float scale, double *max);
     void (*amax)(const float *x, size_t n, float *amax, bool *finite);
+    uint32_t (*amax16)(const uint8_t *p, size_t n);
+    uint32_t (*amax8)(const uint8_t *p, size_t n);
 };
 #define QX_QUANT_LOOPS_(set) qx_quant_loops_##set
 #define QX_QUANT_LOOPS(set) QX_QUANT_LOOPS_(set)

@@ -372,6 +372,28 @@ static void count_half(struct scan *s, uint64_t *bins, const uint8_t *p, uint64_
     }
 }
 
+/* NVFP4 needs only the largest magnitude: its bin is all that is filled. False when the form has no
+ * short way or holds a value that is not finite, which the long way finds. */
+static bool scan_amax(struct scan *s, uint64_t *bins, const uint8_t *codes, uint64_t n)
+{
+    const struct rp_table *t = &s->r->table;
+    uint32_t top, end;
+    if (t->from == QX_F_BF16 || t->from == QX_F_F16) {
+        top = qx_amax_half(codes, n * t->width);
+        end = t->from == QX_F_BF16 ? 0x7f80 : 0x7c00;
+    } else if (t->from == QX_F_FP8) {
+        top = qx_amax_e4m3(codes, n * t->width);
+        end = 0x7f;
+    } else {
+        return false;
+    }
+    if (top >= end) {
+        return false;
+    }
+    bins[top]++;
+    return true;
+}
+
 static void scan_piece(void *user, uint64_t i, uint32_t worker)
 {
     struct scan *s = user;
@@ -397,6 +419,9 @@ static void scan_piece(void *user, uint64_t i, uint32_t worker)
         return;
     }
     uint64_t *bins = s->bins + (size_t)worker * BINS;
+    if (t->to == QX_F_NVFP4 && scan_amax(s, bins, codes, n)) {
+        return;
+    }
     if (t->from == QX_F_BF16 || t->from == QX_F_F16) {
         count_half(s, bins, codes, row0, n, t->width, t->from == QX_F_BF16 ? 0x7f80 : 0x7c00);
     } else if (t->from == QX_F_FP8) {
