@@ -102,7 +102,8 @@ static void nvfp4(void **unused)
                 assert_true(st[0].err_sq < 0.8 * st[0].plain_err_sq);
             }
             if (kind == 5) {
-                assert_true(st[0].err_sq == 0.0);
+                /* Up to the rounding of 1/896 and of the product: 2^-24 each, squared. */
+                assert_true(st[0].err_sq <= 0x1p-46 * st[0].sum_sq);
             }
         }
     }
