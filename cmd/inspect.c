@@ -6,7 +6,6 @@
 #include "backend.h"
 #include "error.h"
 #include "exit_code.h"
-#include "signals.h"
 #include "str.h"
 
 #include <stdio.h>
@@ -122,7 +121,7 @@ static int device_bytes(uint64_t *out, struct qx_error *err)
 {
     uint64_t n = 0;
     if (strncmp(o.fit, "cuda", 4) != 0) {
-        if (qx_parse_size(o.fit, out, NULL) == 0) {
+        if (qx_parse_size(o.fit, out, NULL) == 0 && *out > 0) {
             return 0;
         }
         return qx_fail(err, QX_E_USAGE, "usage", "--fit wants a size such as 128GiB, or cuda[:N], not '%s'",
@@ -222,7 +221,6 @@ int main(int argc, char **argv)
     if (code >= 0) {
         return code;
     }
-    signals_init();
     struct qx_open how = QX_OPEN_DEFAULT;
     how.n_threads = (uint32_t)o.common.threads;
     how.max_header_bytes = o.max_header;
@@ -231,6 +229,10 @@ int main(int argc, char **argv)
     j.ck = ck;
     if (rc == 0 && o.has_diff) {
         rc = qx_ckpt_open(&other, o.diff, &how, &err);
+    } else if (rc == 0 && o.layout && qx_ckpt_n_tensors(ck) > 0) {
+        rc = qx_fail(&err, QX_E_USAGE, "usage",
+                     "--layout plans for a configuration without weights; here are %zu tensors",
+                     qx_ckpt_n_tensors(ck));
     } else if (rc == 0) {
         rc = qx_inspect(&in, ck, o.layout, &err);
         j.in = in;

@@ -46,6 +46,9 @@ const struct qx_layout_entry *qx_layout_entries(enum qx_place place, size_t *n);
 bool qx_layout_shape(const struct qx_layout_entry *e, const struct qx_config *c,
                      uint64_t shape[QX_LAYOUT_MAX_DIMS]);
 
+/* Table shards with higher numbers are refused: a number must not decide how much is allocated. */
+#define QX_MAX_TABLE_SHARDS (1 << 20)
+
 /* The last part of a tensor name. */
 enum qx_leaf {
     QX_LEAF_BARE,  /* the whole name is the module */

@@ -10,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_SHARDS (1 << 20)
-
 static const char *const component_names[QX_C_COUNT] = {
     "embed", "lm_head", "hyper_connections", "linear_attn", "self_attn", "router", "shared_expert",
     "experts", "ple", "ple_table", "mtp", "vision", "other",
@@ -330,7 +328,7 @@ static int put_shard(struct qx_resolved *r, const struct qx_name *nm, const stru
     if (nm->leaf != QX_LEAF_WEIGHT && nm->leaf != QX_LEAF_SCALE) {
         return 0;
     }
-    if (nm->shard >= MAX_SHARDS) {
+    if (nm->shard >= QX_MAX_TABLE_SHARDS) {
         return 0; /* reported by the table's rules */
     }
     uint32_t k = (uint32_t)nm->shard;

@@ -63,9 +63,9 @@ struct qx_claim qx_claim_of(struct qx_quant_home *h, const struct qx_config *c, 
         cl.kind = QX_CL_FORMAT;
         cl.algo_text = h->algo_text;
         cl.group_size = h->group_size;
-        /* The fp8 method's list of exceptions is not known to be complete (formats U1): its default
-         * confirms what is stored quantised and does not forbid what is plain. */
-        cl.soft = h->is_fp8_method;
+        /* The fp8 method's list of exceptions is not known to be complete (formats U1): but for experts
+         * its default confirms what is stored quantised and does not forbid what is plain. */
+        cl.soft = h->is_fp8_method && !strstr(name, ".mlp.experts.");
     }
     return cl;
 }

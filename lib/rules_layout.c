@@ -165,7 +165,14 @@ static void check_name(struct qx_headers_check *k, const struct qx_tensor *t)
         bool here = c->n_ple_layers > 0 && nm.layer == (int32_t)c->ple_layer[0];
         bool shard = nm.shard >= 0 && (nm.leaf == QX_LEAF_WEIGHT || nm.leaf == QX_LEAF_SCALE);
         bool scale = nm.shard < 0 && (nm.leaf == QX_LEAF_SCALE || nm.leaf == QX_LEAF_SCALE_2);
-        if (!here || (!shard && !scale && strcmp(nm.leaf_text, QX_PACK_LEAF) != 0)) {
+        if (here && shard && nm.shard >= QX_MAX_TABLE_SHARDS) {
+            char found[24];
+            snprintf(found, sizeof found, "%" PRId64, nm.shard);
+            qx_findings_add(k->fs, &QX_REPORT("ple-split-mismatch", QX_ERROR,
+                                              .file = qx_check_file(k, t), .tensor = t->name,
+                                              .expected = "numbers below 1048576", .found = found,
+                                              .text = "no table has so many shards; it is not read"));
+        } else if (!here || (!shard && !scale && strcmp(nm.leaf_text, QX_PACK_LEAF) != 0)) {
             unexpected(k, &nm, t);
         }
     } else if (!nm.entry) {
@@ -182,6 +189,10 @@ static void check_name(struct qx_headers_check *k, const struct qx_tensor *t)
                      "mtp_num_hidden_layers");
     } else if (nm.expert >= 0 && (uint32_t)nm.expert >= c->n_experts) {
         out_of_range(k, t, "expert-range", "expert", nm.expert, c->n_experts, "num_experts");
+    } else if (nm.entry->kind == QX_K_FUSED && nm.leaf == QX_LEAF_WEIGHT &&
+               qx_ckpt_find_n(k->ck, t->name, nm.module_len)) {
+        simple(k, "two-forms", QX_ERROR, t, "one tensor", "the module is stored twice, with and without "
+               "'.weight'; only one can be read", "fused");
     } else if (!leaf_fits(&nm) ||
                !qx_layout_applies(nm.entry, c, nm.is_mtp, nm.layer < 0 ? 0 : (uint32_t)nm.layer)) {
         unexpected(k, &nm, t);

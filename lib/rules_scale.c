@@ -491,11 +491,13 @@ static void check_module(struct checker *k, const struct qx_module *m)
         check_nvfp4(k, m);
     } else if (m->weight->dtype == QX_DT_F8_E4M3) {
         check_fp8(k, m);
+        unused(k, m->name, m->weight, m->scale_2);
     } else if (is_plain(m->weight->dtype)) {
         unused(k, m->name, m->weight, m->scale);
         unused(k, m->name, m->weight, m->scale_2);
         unused(k, m->name, m->weight, m->input_scale);
     }
+    unused(k, m->name, m->weight, m->other_scale);
 }
 
 /* ---- the table ---------------------------------------------------------------------------- */
