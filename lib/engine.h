@@ -196,6 +196,12 @@ struct qx_model {
     uint32_t gdn_chunk;         /* 0: recurrent everywhere, so that chunks change no bit */
 };
 
+/* model.c: parts of loading that a model without a checkpoint (synth.c) needs too. The configuration must be
+ * set: the layers and the hash; the device of the options; rotary table and hash constants. */
+int qx_model_describe(struct qx_model *m, struct qx_error *err);
+int qx_model_open_device(struct qx_model *m, const struct qx_model_opts *o, struct qx_error *err);
+int qx_model_constants(struct qx_model *m, struct qx_error *err);
+
 /* model.c: memory of the device, remembered for qx_model_free. */
 int qx_model_mem(struct qx_model *m, void *out_ptr, uint64_t n_bytes, struct qx_error *err);
 int qx_model_host_mem(struct qx_model *m, void *out_ptr, uint64_t n_bytes, struct qx_error *err);

@@ -95,7 +95,7 @@ int qx_model_op_failed(struct qx_model *m, const char *op, int rc, struct qx_err
 
 /* ---- options and checks ------------------------------------------------------------------- */
 
-static int open_device(struct qx_model *m, const struct qx_model_opts *o, struct qx_error *err)
+int qx_model_open_device(struct qx_model *m, const struct qx_model_opts *o, struct qx_error *err)
 {
     const char *d = o->device ? o->device : qx_backend_cuda_count() > 0 ? "cuda" : "cpu";
     if (strcmp(d, "cpu") == 0) {
@@ -150,7 +150,7 @@ static int check_ckpt(struct qx_model *m, struct qx_error *err)
     return 0;
 }
 
-static int describe(struct qx_model *m, struct qx_error *err)
+int qx_model_describe(struct qx_model *m, struct qx_error *err)
 {
     const struct qx_config *c = m->cfg;
     m->layers = qx_calloc(c->n_layers, sizeof *m->layers);
@@ -246,7 +246,7 @@ static void rope_frequencies(const struct qx_config *c, float *freq, float *scal
     *scale = yarn ? (float)(0.1 * log(c->rope_factor) + 1.0) : 1.0f;
 }
 
-static int place_constants(struct qx_model *m, struct qx_error *err)
+int qx_model_constants(struct qx_model *m, struct qx_error *err)
 {
     const struct qx_config *c = m->cfg;
     uint32_t half = c->rotary_dim / 2;
@@ -303,8 +303,8 @@ int qx_model_load(struct qx_model **out, const struct qx_ckpt *ck, const struct 
     clock_gettime(CLOCK_MONOTONIC, &t0);
     m->ck = ck;
     int rc = check_ckpt(m, err);
-    rc = rc ? rc : describe(m, err);
-    rc = rc ? rc : open_device(m, opts, err);
+    rc = rc ? rc : qx_model_describe(m, err);
+    rc = rc ? rc : qx_model_open_device(m, opts, err);
     rc = rc ? rc : m->be->queue_create(m->be, &m->q, err);
     rc = rc ? rc : check_ops(m, err);
     if (rc) {
@@ -321,7 +321,7 @@ int qx_model_load(struct qx_model **out, const struct qx_ckpt *ck, const struct 
     rc = qx_bind_create(&b, m, opts, err);
     rc = rc ? rc : make_plan(m, opts, b, err);
     rc = rc ? rc : qx_bind_load(b, opts, err);
-    rc = rc ? rc : place_constants(m, err);
+    rc = rc ? rc : qx_model_constants(m, err);
     rc = rc ? rc : qx_state_alloc(m, err);
     if (rc) {
         goto out;

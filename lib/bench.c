@@ -1,0 +1,382 @@
+/* bench.c: decode and prefill steps of a model, timed through the same calls that generation makes. */
+#include "bench.h"
+
+#include "alloc.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static double now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+double qx_bench_bandwidth(struct qx_model *m)
+{
+    const size_t n = (size_t)1 << 30;
+    char *a = NULL, *b = NULL;
+    double best = 0.0;
+    if (m->be->mem_alloc(m->be, (void **)&a, n, NULL) == 0 && m->be->mem_alloc(m->be, (void **)&b, n, NULL) == 0) {
+        for (int i = 0; i < 6; ++i) {
+            if (m->be->wait(m->q, NULL)) {
+                break;
+            }
+            double t0 = now_s();
+            int rc = 0;
+            for (int j = 0; j < 8; ++j) {
+                rc |= m->be->copy(m->q, b, a, n);
+            }
+            if (rc || m->be->wait(m->q, NULL)) {
+                break;
+            }
+            double r = 16.0 * (double)n / (now_s() - t0);
+            best = r > best ? r : best;
+        }
+    }
+    m->be->mem_free(m->be, a);
+    m->be->mem_free(m->be, b);
+    return best;
+}
+
+/* ---- bytes -------------------------------------------------------------------------------- */
+
+static double mat_bytes(const struct qx_weight *w)
+{
+    double n = (double)w->rows * w->cols;
+    switch (w->fmt) {
+    case QX_W_NVFP4: return n * 0.5625;
+    case QX_W_MXFP8: return n * (1.0 + 1.0 / 32);
+    case QX_W_FP8: case QX_W_FP8_BLOCK: return n;
+    case QX_W_F32: return n * 4;
+    case QX_W_NONE: return 0;
+    default: return n * 2;
+    }
+}
+
+static double hc_bytes(const struct qx_model *m, const struct qx_hc_weights *w)
+{
+    return mat_bytes(&w->down) + mat_bytes(&w->up) + mat_bytes(&w->inject)
+           + 4.0 * m->cfg->hc_count * m->cfg->hidden_size;
+}
+
+/* What each op of a decode step must read and write, by op. `unique`: experts a layer. */
+static void step_bytes(const struct qx_model *m, uint32_t rows, uint64_t depth, double unique,
+                       double expert_bytes, double by_op[QX_OP_COUNT])
+{
+    const struct qx_config *c = m->cfg;
+    memset(by_op, 0, QX_OP_COUNT * sizeof *by_op);
+    double elem = m->kv_bf16 ? 2.0 : 4.0, n = (double)depth + 1;
+    double attended = n < c->indexer_budget + 3.0 ? n : c->indexer_budget + (double)((uint64_t)n % 4);
+    for (uint32_t i = 0; i < c->n_layers; ++i) {
+        const struct qx_layer *l = &m->layers[i];
+        by_op[QX_OP_hc] += hc_bytes(m, &l->hc_attn) + hc_bytes(m, &l->hc_mlp);
+        by_op[QX_OP_moe_route] += mat_bytes(&l->moe.gate);
+        by_op[QX_OP_moe] += unique * expert_bytes + mat_bytes(&l->moe.s_gate) + mat_bytes(&l->moe.s_up)
+                            + mat_bytes(&l->moe.s_down) + mat_bytes(&l->moe.s_gate_vec);
+        if (l->type == QX_LAYER_GDN) {
+            by_op[QX_OP_linear] += mat_bytes(&l->gdn.qkv) + mat_bytes(&l->gdn.z) + mat_bytes(&l->gdn.b)
+                                   + mat_bytes(&l->gdn.a) + mat_bytes(&l->gdn.out);
+            by_op[QX_OP_gdn] += 8.0 * rows * c->gdn_v_heads * c->gdn_k_dim * c->gdn_v_dim;
+        } else {
+            by_op[QX_OP_linear] += mat_bytes(&l->qsa.q) + mat_bytes(&l->qsa.k) + mat_bytes(&l->qsa.v)
+                                   + mat_bytes(&l->qsa.index) + mat_bytes(&l->qsa.o);
+            by_op[QX_OP_qsa_attend] += rows * attended * 2 * c->n_kv_heads * c->head_dim * elem;
+            if (n > c->indexer_budget + 3.0) {
+                by_op[QX_OP_qsa_select] += rows * n / c->indexer_compress_ratio * c->indexer_head_dim * elem;
+            }
+        }
+        if (l->has_ple) {
+            by_op[QX_OP_linear] += mat_bytes(&l->ple.key) + mat_bytes(&l->ple.value);
+            by_op[QX_OP_ple_gather] += (double)rows * m->hash.n_heads * (double)(m->table.code_stride + m->table.scale_stride);
+        }
+    }
+    by_op[QX_OP_hc] += hc_bytes(m, &m->mixer);
+    by_op[QX_OP_linear] += mat_bytes(&m->head);
+}
+
+static int expert_size(struct qx_model *m, double *out, struct qx_error *err)
+{
+    struct qx_weight w[3];
+    const struct qx_moe_weights *e = &m->layers[0].moe;
+    if (m->be->download(m->q, &w[0], e->gates, sizeof *w) || m->be->download(m->q, &w[1], e->ups, sizeof *w)
+        || m->be->download(m->q, &w[2], e->downs, sizeof *w)) {
+        return qx_model_op_failed(m, "download", -1, err);
+    }
+    *out = mat_bytes(&w[0]);
+    int rc = m->be->wait(m->q, err);
+    *out = mat_bytes(&w[0]) + mat_bytes(&w[1]) + mat_bytes(&w[2]);
+    return rc;
+}
+
+/* ---- rows --------------------------------------------------------------------------------- */
+
+struct bench_seqs { int32_t seq[64]; int32_t id[64]; uint32_t n; };
+
+static int open_seqs(struct qx_model *m, uint32_t n, uint64_t tokens, struct bench_seqs *b, struct qx_error *err)
+{
+    memset(b, 0, sizeof *b);
+    if (n > 64) {
+        return qx_fail(err, QX_E_USAGE, "usage", "at most 64 streams");
+    }
+    int rc = 0;
+    while (b->n < n && !rc) {
+        rc = qx_seq_open(m, &b->seq[b->n], err);
+        if (!rc) {
+            rc = qx_seq_reserve(m, b->seq[b->n], tokens, err);
+            b->id[b->n] = (int32_t)((1000003u * (b->n + 1)) % m->cfg->vocab_size);
+            ++b->n;
+        }
+    }
+    return rc;
+}
+
+static void close_seqs(struct qx_model *m, struct bench_seqs *b)
+{
+    for (uint32_t i = 0; i < b->n; ++i) {
+        qx_seq_close(m, b->seq[i]);
+    }
+}
+
+/* One decode step of all streams at a position. */
+static int decode_step(struct qx_model *m, struct bench_seqs *b, uint64_t pos, struct qx_error *err)
+{
+    struct qx_row rows[64];
+    uint32_t logit[64];
+    for (uint32_t i = 0; i < b->n; ++i) {
+        int32_t slot = m->seqs[b->seq[i]].slots[0];
+        rows[i] = (struct qx_row){.seq = b->seq[i], .pos = (int32_t)pos, .id = b->id[i], .state_in = slot,
+                                  .state_out = slot, .src_x = -1, .src_hold = -1};
+        logit[i] = i;
+    }
+    struct qx_want w = {.logit_row = logit, .n_logits = b->n};
+    int rc = qx_exec_step(m, rows, b->n, &w, err);
+    for (uint32_t i = 0; i < b->n && !rc; ++i) {
+        if (m->b.host_id[i] < 0) {
+            return qx_fail(err, QX_E_VALUE, "non-finite-logits", "logits of stream %u are not finite", i);
+        }
+        b->id[i] = m->b.host_id[i];
+    }
+    return rc;
+}
+
+/* Mean number of different experts that a layer's rows picked, over the layers of one more step. */
+static int count_experts(struct qx_model *m, const struct bench_seqs *b, double *out, struct qx_error *err)
+{
+    uint32_t k = m->cfg->n_experts_per_tok, n = b->n * k, total = 0;
+    int32_t *e = qx_malloc(n * sizeof *e);
+    uint8_t *seen = qx_malloc(m->cfg->n_experts);
+    struct qx_pending pending = {0};
+    int rc = e && seen ? qx_graph_embed(m, &m->ctl.step, m->cfg->hc_count, m->b.x, err) : qx_fail_nomem(err);
+    for (uint32_t l = 0; l < m->cfg->n_layers && !rc; ++l) {
+        const struct qx_layer *ly = &m->layers[l];
+        rc = qx_graph_layer(m, ly, &m->ctl.step, m->b.x, &pending, ly->kind_index, err);
+        if (!rc && m->be->download(m->q, e, m->b.expert, n * sizeof *e)) {
+            rc = qx_model_op_failed(m, "download", -1, err);
+        }
+        rc = rc ? rc : m->be->wait(m->q, err);
+        memset(seen, 0, m->cfg->n_experts);
+        for (uint32_t i = 0; i < n && !rc; ++i) {
+            if ((uint32_t)e[i] < m->cfg->n_experts) {
+                total += !seen[e[i]];
+                seen[e[i]] = 1;
+            }
+        }
+    }
+    *out = (double)total / m->cfg->n_layers;
+    qx_free(e);
+    qx_free(seen);
+    return rc;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void summarize(double *t, uint32_t n, struct qx_bench_row *out)
+{
+    qsort(t, n, sizeof *t, by_value);
+    out->n_runs = n;
+    out->median_s = n % 2 ? t[n / 2] : 0.5 * (t[n / 2 - 1] + t[n / 2]);
+    out->low_s = t[0];
+    out->high_s = t[n - 1];
+}
+
+int qx_bench_decode(struct qx_model *m, uint32_t streams, uint64_t depth, uint32_t n, uint32_t repeat,
+                    struct qx_bench_row *out, struct qx_error *err)
+{
+    *out = (struct qx_bench_row){.streams = streams, .depth = depth};
+    repeat = repeat < 1 ? 1 : repeat > 64 ? 64 : repeat;
+    struct bench_seqs b;
+    double t[64], expert = 0.0, by_op[QX_OP_COUNT];
+    int rc = open_seqs(m, streams, depth + n + 8, &b, err);
+    for (uint32_t i = 0; i < 6 && !rc; ++i) {
+        rc = decode_step(m, &b, depth, err); /* warm, and recorded */
+    }
+    for (uint32_t r = 0; r < repeat && !rc; ++r) {
+        double t0 = now_s();
+        for (uint32_t i = 0; i < n && !rc; ++i) {
+            rc = decode_step(m, &b, depth + i, err);
+        }
+        t[r] = (now_s() - t0) / n;
+    }
+    if (!rc) {
+        summarize(t, repeat, out);
+        for (uint32_t i = 0; i < m->n_graphs; ++i) {
+            if (m->graphs[i].graph && m->graphs[i].key.n_rows == streams && m->graphs[i].key.kind == 0) {
+                out->n_nodes = m->graphs[i].n_nodes;
+            }
+        }
+        rc = count_experts(m, &b, &out->unique_experts, err);
+    }
+    rc = rc ? rc : expert_size(m, &expert, err);
+    if (!rc) {
+        step_bytes(m, streams, depth + n / 2, out->unique_experts, expert, by_op);
+        for (int i = 0; i < QX_OP_COUNT; ++i) {
+            out->bytes += by_op[i];
+        }
+    }
+    close_seqs(m, &b);
+    return rc;
+}
+
+int qx_bench_prefill(struct qx_model *m, uint64_t n, uint32_t repeat, struct qx_bench_row *out,
+                     struct qx_error *err)
+{
+    *out = (struct qx_bench_row){.streams = 1, .prompt = n};
+    repeat = repeat < 1 ? 1 : repeat > 64 ? 64 : repeat;
+    struct bench_seqs b;
+    double t[64], expert = 0.0, by_op[QX_OP_COUNT];
+    uint32_t chunk = m->budget.chunk_rows;
+    struct qx_row *rows = qx_malloc(chunk * sizeof *rows);
+    int rc = rows ? open_seqs(m, 1, n, &b, err) : qx_fail_nomem(err);
+    if (!rows) {
+        return rc;
+    }
+    for (uint32_t r = 0; r <= repeat && !rc; ++r) { /* the first is the warm-up */
+        int32_t slot = b.n ? m->seqs[b.seq[0]].slots[0] : 0;
+        double t0 = now_s();
+        for (uint64_t done = 0; done < n && !rc;) {
+            uint32_t len = n - done < chunk ? (uint32_t)(n - done) : chunk;
+            for (uint32_t i = 0; i < len; ++i) {
+                uint64_t p = done + i;
+                rows[i] = (struct qx_row){.seq = b.seq[0], .pos = (int32_t)p,
+                                          .id = (int32_t)((p * 2654435761u + r * 977u) % m->cfg->vocab_size),
+                                          .state_in = done ? slot : -1, .state_out = i + 1 == len ? slot : -1,
+                                          .src_x = -1, .src_hold = -1};
+            }
+            uint32_t last = len - 1;
+            struct qx_want w = {.logit_row = &last, .n_logits = done + len == n ? 1 : 0};
+            rc = qx_exec_step(m, rows, len, &w, err);
+            done += len;
+        }
+        if (r) {
+            t[r - 1] = now_s() - t0;
+        }
+    }
+    rc = rc ? rc : expert_size(m, &expert, err);
+    if (!rc) {
+        summarize(t, repeat, out);
+        /* every chunk reads all weights once, all experts */
+        step_bytes(m, 0, 0, (double)m->cfg->n_experts, expert, by_op);
+        for (int i = 0; i < QX_OP_COUNT; ++i) {
+            out->bytes += by_op[i] * (double)qx_ceil_div(n, chunk);
+        }
+    }
+    close_seqs(m, &b);
+    qx_free(rows);
+    return rc;
+}
+
+/* ---- ops ---------------------------------------------------------------------------------- */
+
+#define OP(name, bound)                                                              \
+    static int skip_##name(struct qx_queue *q, const struct qx_op_##name *a)         \
+    {                                                                                \
+        (void)q;                                                                     \
+        (void)a;                                                                     \
+        return 0;                                                                    \
+    }
+#include "ops.def"
+#undef OP
+
+/* A table in which only one op does anything. */
+static struct qx_ops only(const struct qx_ops *all, int op)
+{
+    struct qx_ops o = {
+#define OP(name, bound) skip_##name,
+#include "ops.def"
+#undef OP
+    };
+    int i = 0;
+#define OP(name, bound)                    \
+    if (i++ == op) {                       \
+        o.name = all->name;                \
+    }
+#include "ops.def"
+#undef OP
+    return o;
+}
+
+static int record_step(struct qx_model *m, uint32_t n, void **graph, uint64_t *nodes, struct qx_error *err)
+{
+    struct qx_pending pending = {0};
+    int rc = m->be->graph_begin(m->q, err);
+    if (rc) {
+        return rc;
+    }
+    rc = qx_graph_layers(m, &m->ctl.step, &pending, NULL, NULL, err);
+    rc = rc ? rc : qx_graph_head(m, &m->mixer, n, m->b.x, &pending, NULL, n, err);
+    int rs = m->be->ops->sample(m->q, &(struct qx_op_sample){.n_rows = n, .vocab = m->cfg->vocab_size,
+                                                             .logits = m->b.logits, .params = m->ctl.params,
+                                                             .pos = m->ctl.spos, .id = m->b.out_id,
+                                                             .scratch = m->b.sample_scratch});
+    int end = m->be->graph_end(m->q, graph, nodes, err);
+    return rc ? rc : rs ? qx_model_op_failed(m, "sample", rs, err) : end;
+}
+
+int qx_bench_ops(struct qx_model *m, uint32_t streams, uint64_t depth, struct qx_bench_op out[QX_OP_COUNT],
+                 struct qx_error *err)
+{
+    struct bench_seqs b;
+    double expert = 0.0, by_op[QX_OP_COUNT];
+    if (!m->be->graph_begin) {
+        return qx_fail(err, QX_E_UNSUPPORTED, "usage", "--kernels needs a device with recorded graphs");
+    }
+    int rc = open_seqs(m, streams, depth + 8, &b, err);
+    rc = rc ? rc : decode_step(m, &b, depth, err); /* leaves the control block as a step has it */
+    rc = rc ? rc : expert_size(m, &expert, err);
+    const struct qx_ops *all = m->be->ops;
+    if (!rc) {
+        double u = (double)m->cfg->n_experts;
+        step_bytes(m, streams, depth, u * (1.0 - __builtin_pow(1.0 - m->cfg->n_experts_per_tok / u, streams)), expert,
+                   by_op);
+    }
+    for (int i = 0; i < QX_OP_COUNT && !rc; ++i) {
+        struct qx_ops one = only(all, i);
+        void *g = NULL;
+        out[i] = (struct qx_bench_op){.name = qx_op_names[i], .bytes = by_op[i]};
+        m->be->ops = &one;
+        rc = record_step(m, streams, &g, &out[i].n_nodes, err);
+        m->be->ops = all;
+        if (!rc && out[i].n_nodes) {
+            for (int r = 0; r < 3 && !rc; ++r) {
+                rc = m->be->graph_launch(m->q, g);
+            }
+            rc = rc ? rc : m->be->wait(m->q, err);
+            double t0 = now_s();
+            for (int r = 0; r < 20 && !rc; ++r) {
+                rc = m->be->graph_launch(m->q, g);
+            }
+            rc = rc ? rc : m->be->wait(m->q, err);
+            out[i].s = (now_s() - t0) / 20;
+        }
+        m->be->graph_destroy(m->be, g);
+    }
+    close_seqs(m, &b);
+    return rc;
+}
