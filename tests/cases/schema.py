@@ -121,7 +121,8 @@ SCHEMAS = {
         "counts": {"error": U, "warning": U, "note": U}, "findings": ListOf(FINDING)},
     "qx.rows/1": {"tensor": S, "row": U, "shard": Or(U, N), "local_row": U, "token": Or(U, N), "position": Or(U, N),
                   "head": Or(U, N)},
-    "qx.repack/1": {},
+    "qx.repack/1": {"path": S, "output": S, "mode": Enum("repack", "archive", "restore"), "dry_run": B,
+                    "plan": {"bytes_in": U, "bytes_out": U, "files": U, "peak_memory_bytes": U, "free_bytes": U}},
     "qx.run/1": {
         "prompt_tokens": ListOf(U), "tokens": ListOf(U), "text": Or(S, N),
         "stop_reason": Enum("stop", "length", "context", "interrupted"),
@@ -129,7 +130,7 @@ SCHEMAS = {
         "draft": Or({"k": U, "rounds": U, "accepted": U, "acceptance_length": Or(F, N)}, N),
         "memory": {"host_peak_bytes": U, "device_peak_bytes": Or(U, N), "planned_bytes": Or(U, N)},
         "logit_positions": Or(ListOf(U), N)},
-    "qx.bench/1": {},
+    "qx.bench/1": {"kind": Enum("decode", "prefill", "op")},
     "qx.error/1": {"kind": S, "text": S, "file": Or(S, N), "tensor": Or(S, N), "offset": Or(U, N)},
 }
 
