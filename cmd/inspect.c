@@ -1,5 +1,5 @@
-/* inspect.c: qx inspect: what a checkpoint holds and how each part will be read. Options and the choice
- * of what to print; the printers are inspect_text.c, inspect_json.c and inspect_more.c. */
+/* inspect.c: qx inspect: what a checkpoint holds and how each part will be read. Options and the
+ * choice of what to print; the printers are inspect_text.c, inspect_json.c and inspect_more.c. */
 #include "inspect.h"
 
 #include "alloc.h"
@@ -18,7 +18,8 @@ static const char *const layout_names[] = {"bf16", "fp8", "mixed", "nvfp4", "nvf
 static struct {
     struct opt_common common;
     const char *tensors, *why, *stats, *svg, *diff, *fit, *table, *layout;
-    bool has_tensors, has_why, has_stats, has_diff, has_fit, has_ctx, has_streams, has_draft, has_table;
+    bool has_tensors, has_why, has_stats, has_diff, has_fit, has_ctx, has_streams, has_draft,
+        has_table;
     bool values, force;
     uint64_t ctx, streams, draft, max_header;
 } o = {.max_header = 100000000, .table = "auto"};
@@ -37,14 +38,17 @@ static const struct opt options[] = {
     {OPT_FLAG, 0, "values", 0, &o.values, 0, "with --diff: compare every byte", 0, 0},
     {OPT_FLAG, 0, "force", 0, &o.force, 0, "overwrite an existing --svg file", 0, 0},
     {OPT_GROUP, 0, 0, 0, 0, 0, "Memory plan", 0, 0},
-    {OPT_STR, 0, "fit", "DEVICE", &o.fit, &o.has_fit, "does it fit: a size (128GiB), or cuda[:N]", 0, 0},
-    {OPT_U64, 0, "ctx", "N", &o.ctx, &o.has_ctx, "tokens of context a sequence (default 32768)", 0, 0},
+    {OPT_STR, 0, "fit", "DEVICE", &o.fit, &o.has_fit, "does it fit: a size (128GiB), or cuda[:N]",
+     0, 0},
+    {OPT_U64, 0, "ctx", "N", &o.ctx, &o.has_ctx, "tokens of context a sequence (default 32768)", 0,
+     0},
     {OPT_U64, 0, "streams", "N", &o.streams, &o.has_streams, "sequences at once (default 1)", 0, 0},
     {OPT_U64, 0, "draft", "K", &o.draft, &o.has_draft, "MTP drafts a round (default 0)", 0, 0},
     {OPT_CHOICE, 0, "table", "PLACE", &o.table, &o.has_table,
      "place of the n-gram table: auto, device, host or disk", table_places, 0},
     {OPT_CHOICE, 0, "layout", "NAME", &o.layout, 0,
-     "plan for a layout from config.json alone: bf16, fp8, mixed, nvfp4 or nvfp4-ple", layout_names, 0},
+     "plan for a layout from config.json alone: bf16, fp8, mixed, nvfp4 or nvfp4-ple", layout_names,
+     0},
     {OPT_GROUP, 0, 0, 0, 0, 0, "Reading", 0, 0},
     {OPT_SIZE, 0, "max-header", "SIZE", &o.max_header, 0,
      "read safetensors headers up to this size (default 100000000 bytes)", 0, 0},
@@ -124,13 +128,13 @@ static int device_bytes(uint64_t *out, struct qx_error *err)
         if (qx_parse_size(o.fit, out, NULL) == 0 && *out > 0) {
             return 0;
         }
-        return qx_fail(err, QX_E_USAGE, "usage", "--fit wants a size such as 128GiB, or cuda[:N], not '%s'",
-                       o.fit);
+        return qx_fail(err, QX_E_USAGE, "usage",
+                       "--fit wants a size such as 128GiB, or cuda[:N], not '%s'", o.fit);
     }
-    if (o.fit[4] != '\0' && (o.fit[4] != ':' || !qx_parse_u64(o.fit + 5, strlen(o.fit + 5), &n) ||
-                             n > 1023)) {
-        return qx_fail(err, QX_E_USAGE, "usage", "--fit wants a size such as 128GiB, or cuda[:N], not '%s'",
-                       o.fit);
+    if (o.fit[4] != '\0' &&
+        (o.fit[4] != ':' || !qx_parse_u64(o.fit + 5, strlen(o.fit + 5), &n) || n > 1023)) {
+        return qx_fail(err, QX_E_USAGE, "usage",
+                       "--fit wants a size such as 128GiB, or cuda[:N], not '%s'", o.fit);
     }
     struct qx_backend *be = NULL;
     int rc = qx_backend_cuda_create(&be, (int)n, err);
@@ -145,8 +149,8 @@ static int device_bytes(uint64_t *out, struct qx_error *err)
 
 static int plan(struct inspect_job *j, struct qx_fit *fit, struct qx_error *err)
 {
-    struct qx_fit_request r = {.ctx_tokens = o.ctx, .n_streams = (uint32_t)o.streams,
-                               .draft = (uint32_t)o.draft};
+    struct qx_fit_request r = {
+        .ctx_tokens = o.ctx, .n_streams = (uint32_t)o.streams, .draft = (uint32_t)o.draft};
     for (int i = 0; table_places[i]; i++) {
         if (strcmp(o.table, table_places[i]) == 0) {
             r.table = (enum qx_table_place)i;

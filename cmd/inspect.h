@@ -14,7 +14,7 @@ struct inspect_job {
     const char *path;
     /* Asked for beside the summary; NULL: not. */
     const char *tensors_glob;
-    const char *why;          /* text of --why */
+    const char *why; /* text of --why */
     const struct inspect_stat *stats;
     size_t n_stats;
 };
@@ -29,8 +29,8 @@ void inspect_print_text(const struct inspect_job *j);
 void inspect_print_json(const struct inspect_job *j);
 /* One line a tensor whose name matches the glob; false when none does. */
 bool inspect_print_tensors(const struct inspect_job *j, const char *glob);
-/* --stats: reads every tensor whose name matches into j->stats (qx_free), writes the SVG. Returns an exit
- * code. */
+/* --stats: reads every tensor whose name matches into j->stats (qx_free), writes the SVG. Returns
+ * an exit code. */
 int inspect_stats_read(struct inspect_job *j, const char *glob, const char *svg_path, bool force);
 void inspect_print_stats(const struct inspect_job *j);
 /* --diff: returns an exit code, 1 when anything differs. */

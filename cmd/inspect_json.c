@@ -176,7 +176,8 @@ static void put_fit(struct qx_json_out *o, const struct qx_fit *f)
     qx_json_obj_end(o);
 }
 
-static void put_tensor(struct qx_json_out *o, const struct inspect_job *j, const struct qx_tensor *t)
+static void put_tensor(struct qx_json_out *o, const struct inspect_job *j,
+                       const struct qx_tensor *t)
 {
     const struct qx_file *f = qx_ckpt_file(j->ck, t->file);
     qx_json_strn(o, "name", t->name, t->name_len);

@@ -28,8 +28,8 @@ static void shape_text(const struct qx_tensor *t, char out[128])
     snprintf(out + at, 128 - at, "]");
 }
 
-/* Name, dtype, shape, bytes, data offsets (begin-end, as in the header), file; in the order of names.
- * Lines are written as they come: a table would have to hold 300,000 rows for its widths. */
+/* Name, dtype, shape, bytes, data offsets (begin-end, as in the header), file; in the order of
+ * names. Lines are written as they come: a table would have to hold 300,000 rows for its widths. */
 bool inspect_print_tensors(const struct inspect_job *j, const char *glob)
 {
     bool any = false;
@@ -61,7 +61,8 @@ bool inspect_print_tensors(const struct inspect_job *j, const char *glob)
     return any;
 }
 
-/* ---- stats -------------------------------------------------------------------------------------- */
+/* ---- stats --------------------------------------------------------------------------------------
+ */
 
 static void put_stats(const struct qx_tensor *t, const struct qx_value_stats *s)
 {
@@ -74,7 +75,8 @@ static void put_stats(const struct qx_tensor *t, const struct qx_value_stats *s)
     qx_buf_fmt(&b, "\n  %s %s, %s values, %s zero, %" PRIu64 " NaN, %" PRIu64 " infinite\n",
                qx_dtype_name((enum qx_dtype)t->dtype), shape, qx_count_text(s->n, n),
                qx_count_text(s->n_zero, z), s->n_nan, s->n_inf);
-    qx_buf_fmt(&b, "  minimum %.9g  maximum %.9g  mean %.9g  rms %.9g\n", s->min, s->max, s->mean, s->rms);
+    qx_buf_fmt(&b, "  minimum %.9g  maximum %.9g  mean %.9g  rms %.9g\n", s->min, s->max, s->mean,
+               s->rms);
     if (s->n > 1 && s->max > s->min) {
         qx_buf_str(&b, "  ");
         qx_plot_spark(&b, s->bin, QX_STATS_BINS, false);
@@ -88,7 +90,8 @@ static void put_stats(const struct qx_tensor *t, const struct qx_value_stats *s)
     qx_buf_fini(&b);
 }
 
-static int write_svg(const struct inspect_job *j, const struct qx_svg *svg, const char *path, bool force)
+static int write_svg(const struct inspect_job *j, const struct qx_svg *svg, const char *path,
+                     bool force)
 {
     struct qx_error err = {0};
     char part[4096];
@@ -134,7 +137,8 @@ static size_t count_matches(const struct inspect_job *j, const char *glob, int *
     }
     *code = EXIT_OK;
     if (n == 0) {
-        qx_fail(&err, QX_E_NOT_FOUND, "tensor-not-found", "no tensor has a name like '%.300s'", glob);
+        qx_fail(&err, QX_E_NOT_FOUND, "tensor-not-found", "no tensor has a name like '%.300s'",
+                glob);
         *code = ui_fail(&j->ui, &err);
     } else if (n > STATS_MAX) {
         qx_fail(&err, QX_E_USAGE, "usage", "--stats takes at most %d tensors, '%.300s' matches %zu",
@@ -191,7 +195,7 @@ void inspect_print_stats(const struct inspect_job *j)
     }
 }
 
-/* ---- diff ---------------------------------------------------------------------------------------- */
+/* ---- diff ------------------------------------------------------------------------------------ */
 
 static void diff_text(const struct qx_findings *fs)
 {
@@ -217,7 +221,8 @@ static void diff_text(const struct qx_findings *fs)
     }
 }
 
-static void diff_json(const struct inspect_job *j, const char *other_path, const struct qx_findings *fs)
+static void diff_json(const struct inspect_job *j, const char *other_path,
+                      const struct qx_findings *fs)
 {
     struct qx_json_out o;
     qx_json_out_init(&o, true);

@@ -1,4 +1,5 @@
-/* inspect_text.c: the summary for people. Its form may change between releases; scripts use --json. */
+/* inspect_text.c: the summary for people. Its form may change between releases; scripts use --json.
+ */
 #include "inspect.h"
 
 #include "num.h"
@@ -49,13 +50,17 @@ static void put_identity(struct qx_buf *b, const struct qx_inspection *in)
     qx_buf_chr(b, '\n');
     if (in->has_config) {
         label(b, "geometry");
-        qx_buf_fmt(b, "%" PRIu64 " layers (%" PRIu64 " linear, %" PRIu64 " full attention), hidden %" PRIu64
-                   ", %" PRIu64 " experts, vocabulary %s\n", in->n_layers, in->n_linear_layers,
-                   in->n_full_layers, in->hidden_size, in->n_experts, qx_count_text(in->vocab_size, n));
+        qx_buf_fmt(b,
+                   "%" PRIu64 " layers (%" PRIu64 " linear, %" PRIu64
+                   " full attention), hidden %" PRIu64 ", %" PRIu64 " experts, vocabulary %s\n",
+                   in->n_layers, in->n_linear_layers, in->n_full_layers, in->hidden_size,
+                   in->n_experts, qx_count_text(in->vocab_size, n));
     }
     label(b, "layout");
-    qx_buf_fmt(b, "%s%s\n", in->layout ? in->layout : in->has_config ? "none of the published ones"
-                                                                    : "unknown",
+    qx_buf_fmt(b, "%s%s\n",
+               in->layout       ? in->layout
+               : in->has_config ? "none of the published ones"
+                                : "unknown",
                in->planned ? " (planned: nothing is stored here)" : "");
     label(b, "quantisation");
     if (!in->has_config) {
@@ -98,9 +103,11 @@ static const char *state_text(enum qx_file_state s)
 
 static void put_files(const struct inspect_job *j)
 {
-    static const struct table_col cols[] = {
-        {"file", false, true}, {"tensors", true, false}, {"bytes", true, false}, {"header", true, false},
-        {"", false, false}};
+    static const struct table_col cols[] = {{"file", false, true},
+                                            {"tensors", true, false},
+                                            {"bytes", true, false},
+                                            {"header", true, false},
+                                            {"", false, false}};
     size_t n = qx_ckpt_n_files(j->ck);
     size_t shown = j->ui.verbose || n <= FILES_SHOWN ? n : FILES_SHOWN;
     struct table t;
@@ -150,9 +157,10 @@ static void put_metadata(const struct inspect_job *j)
 
 static void put_dtypes(const struct inspect_job *j)
 {
-    static const struct table_col cols[] = {
-        {"dtype", false, false}, {"tensors", true, false}, {"elements", true, false},
-        {"bytes", true, false}};
+    static const struct table_col cols[] = {{"dtype", false, false},
+                                            {"tensors", true, false},
+                                            {"elements", true, false},
+                                            {"bytes", true, false}};
     struct table t;
     char a[32];
     char e[32];
@@ -188,9 +196,10 @@ static void format_text(const char *format, char out_text[40])
 
 static void put_components(const struct inspect_job *j)
 {
-    static const struct table_col cols[] = {
-        {"component", false, false}, {"tensors", true, false}, {"parameters", true, false},
-        {"bytes", true, false}, {"GiB", true, false}, {"format", false, false}, {"source", false, false}};
+    static const struct table_col cols[] = {{"component", false, false}, {"tensors", true, false},
+                                            {"parameters", true, false}, {"bytes", true, false},
+                                            {"GiB", true, false},        {"format", false, false},
+                                            {"source", false, false}};
     const struct qx_inspection *in = j->in;
     struct table t;
     char a[32];
@@ -217,9 +226,11 @@ static void put_components(const struct inspect_job *j)
 
 static void put_formats(const struct inspect_job *j)
 {
-    static const struct table_col cols[] = {
-        {"stored as", false, false}, {"in", false, false}, {"modules", true, false},
-        {"parameters", true, false}, {"bits/parameter", true, false}};
+    static const struct table_col cols[] = {{"stored as", false, false},
+                                            {"in", false, false},
+                                            {"modules", true, false},
+                                            {"parameters", true, false},
+                                            {"bits/parameter", true, false}};
     const struct qx_inspection *in = j->in;
     struct table t;
     char m[32];
@@ -266,12 +277,14 @@ static void put_ple(struct qx_buf *b, const struct qx_inspection *in)
         return;
     }
     label(b, "n-gram table");
-    qx_buf_fmt(b, "layer %" PRIu32 ", %s, %s rows (%s addressed) of %" PRIu32 " = %" PRIu32 " / %" PRIu32
-               " heads", p->layer_index, p->form ? p->form : "no readable form",
-               qx_count_text(p->n_rows, n), qx_count_text(p->n_rows_used, m), p->row_width, p->embed_dim,
-               p->n_heads);
+    qx_buf_fmt(b,
+               "layer %" PRIu32 ", %s, %s rows (%s addressed) of %" PRIu32 " = %" PRIu32
+               " / %" PRIu32 " heads",
+               p->layer_index, p->form ? p->form : "no readable form", qx_count_text(p->n_rows, n),
+               qx_count_text(p->n_rows_used, m), p->row_width, p->embed_dim, p->n_heads);
     if (p->n_shards) {
-        qx_buf_fmt(b, ", %" PRIu32 " shards of %s", p->n_shards, qx_count_text(p->rows_per_shard, n));
+        qx_buf_fmt(b, ", %" PRIu32 " shards of %s", p->n_shards,
+                   qx_count_text(p->rows_per_shard, n));
     }
     qx_buf_chr(b, '\n');
     if (p->scale_tensor) {
@@ -356,8 +369,9 @@ static void put_fit(const struct inspect_job *j)
     table_print(&t, &j->ui, 0);
     table_fini(&t);
     label(&b, "fit");
-    qx_buf_fmt(&b, "%s: %s of %s on the device for %" PRIu64 " tokens of context", f->fits ? "yes" : "no",
-               qx_size_text(f->needed_bytes, n), qx_size_text(f->device_bytes, m), f->ctx_tokens);
+    qx_buf_fmt(&b, "%s: %s of %s on the device for %" PRIu64 " tokens of context",
+               f->fits ? "yes" : "no", qx_size_text(f->needed_bytes, n),
+               qx_size_text(f->device_bytes, m), f->ctx_tokens);
     if (f->host_bytes) {
         qx_buf_fmt(&b, ", %s on the host", qx_size_text(f->host_bytes, n));
         qx_buf_fmt(&b, " (%s where both are one memory)",

@@ -1,5 +1,6 @@
-/* config.c: turns config.json into struct qx_config: every spelling, range and default in one place.
- * What decides a shape or a result must be present and in range; unknown keys are nobody's business. */
+/* config.c: turns config.json into struct qx_config: every spelling, range and default in one
+ * place. What decides a shape or a result must be present and in range; unknown keys are nobody's
+ * business. */
 #include "config.h"
 
 #include "config_check.h"
@@ -31,8 +32,8 @@ static void fail_type(struct reader *r, const char *path, const char *key, const
     if (r->rc) {
         return;
     }
-    r->rc = qx_fail(r->err, QX_E_CONFIG, "config-type", "key '%s%s': expected %s, found %s%s%s", path,
-                    key, expected, qx_json_type_name(v), v && v->str ? " " : "",
+    r->rc = qx_fail(r->err, QX_E_CONFIG, "config-type", "key '%s%s': expected %s, found %s%s%s",
+                    path, key, expected, qx_json_type_name(v), v && v->str ? " " : "",
                     v && v->str ? qx_json_brief(v, brief) : "");
     qx_error_at(r->err, r->file, NULL, v ? v->off : QX_NO_OFF);
 }
@@ -44,8 +45,8 @@ static void fail_value(struct reader *r, const char *path, const char *key, cons
     if (r->rc) {
         return;
     }
-    r->rc = qx_fail(r->err, QX_E_CONFIG, "config-value", "key '%s%s': expected %s, found %s", path, key,
-                    expected, qx_json_brief(v, brief));
+    r->rc = qx_fail(r->err, QX_E_CONFIG, "config-value", "key '%s%s': expected %s, found %s", path,
+                    key, expected, qx_json_brief(v, brief));
     qx_error_at(r->err, r->file, NULL, v ? v->off : QX_NO_OFF);
 }
 
@@ -75,8 +76,8 @@ static bool absent(const struct qx_json *v)
 }
 
 /* Whole number in [lo, hi]; dflt < 0: required. */
-static int64_t get_int(struct reader *r, const struct section *s, const char *key, int64_t lo, int64_t hi,
-                       int64_t dflt)
+static int64_t get_int(struct reader *r, const struct section *s, const char *key, int64_t lo,
+                       int64_t hi, int64_t dflt)
 {
     const struct qx_json *v = qx_json_get(s->o, key);
     int64_t x = 0;
@@ -142,7 +143,8 @@ static bool get_bool(struct reader *r, const struct section *s, const char *key,
 }
 
 /* Copies a string; "" when absent or null. */
-static void get_str(struct reader *r, const struct section *s, const char *key, char *out, size_t cap)
+static void get_str(struct reader *r, const struct section *s, const char *key, char *out,
+                    size_t cap)
 {
     const struct qx_json *v = qx_json_get(s->o, key);
     out[0] = '\0';
@@ -156,8 +158,8 @@ static void get_str(struct reader *r, const struct section *s, const char *key, 
     snprintf(out, cap, "%s", v->str);
 }
 
-static const struct qx_json *get_container(struct reader *r, const struct section *s, const char *key,
-                                           enum qx_json_type type)
+static const struct qx_json *get_container(struct reader *r, const struct section *s,
+                                           const char *key, enum qx_json_type type)
 {
     const struct qx_json *v = qx_json_get(s->o, key);
     if (absent(v)) {
@@ -170,7 +172,7 @@ static const struct qx_json *get_container(struct reader *r, const struct sectio
     return v;
 }
 
-/* ---- identity ------------------------------------------------------------------------------------- */
+/* ---- identity -------------------------------------------------------------------------------- */
 
 struct alias {
     const char *found, *understood;
@@ -206,8 +208,8 @@ static void note(struct reader *r, const char *kind, enum qx_severity sev, const
                  const char *expected, const char *found, const char *text)
 {
     if (r->fs) {
-        qx_findings_add(r->fs, &QX_REPORT(kind, sev, .file = r->file, .key = key, .expected = expected,
-                                          .found = found, .text = text));
+        qx_findings_add(r->fs, &QX_REPORT(kind, sev, .file = r->file, .key = key,
+                                          .expected = expected, .found = found, .text = text));
     }
 }
 
@@ -224,22 +226,25 @@ static void read_identity(struct reader *r, struct qx_config *c, const struct se
         snprintf(c->architecture, sizeof c->architecture, "%s", first->str);
     }
     const struct alias *type = find_alias(types, QX_ARRAY_LEN(types), c->type_found);
-    const struct alias *arch = find_alias(architectures, QX_ARRAY_LEN(architectures), c->architecture);
+    const struct alias *arch =
+        find_alias(architectures, QX_ARRAY_LEN(architectures), c->architecture);
     if (r->rc) {
         return;
     }
     if (c->type_found[0] == '\0' && !arch) {
-        r->rc = qx_fail(r->err, QX_E_UNSUPPORTED, "unsupported-model-type",
-                        "neither model_type nor architectures says which model this is; supported is "
-                        "model_type 'qwen4_exp' (or its preview name 'qwen3_8_flash_next')");
+        r->rc =
+            qx_fail(r->err, QX_E_UNSUPPORTED, "unsupported-model-type",
+                    "neither model_type nor architectures says which model this is; supported is "
+                    "model_type 'qwen4_exp' (or its preview name 'qwen3_8_flash_next')");
         qx_error_at(r->err, r->file, NULL, QX_NO_OFF);
         return;
     }
     if (c->type_found[0] != '\0' && !type) {
-        r->rc = qx_fail(r->err, QX_E_UNSUPPORTED, "unsupported-model-type",
-                        "model_type '%s' is not supported; supported are 'qwen4_exp' and its preview "
-                        "name 'qwen3_8_flash_next'",
-                        c->type_found);
+        r->rc =
+            qx_fail(r->err, QX_E_UNSUPPORTED, "unsupported-model-type",
+                    "model_type '%s' is not supported; supported are 'qwen4_exp' and its preview "
+                    "name 'qwen3_8_flash_next'",
+                    c->type_found);
         qx_error_at(r->err, r->file, NULL, QX_NO_OFF);
         return;
     }
@@ -249,8 +254,9 @@ static void read_identity(struct reader *r, struct qx_config *c, const struct se
              "model_type is absent; the architecture names the model");
     }
     if (c->architecture[0] == '\0') {
-        note(r, "architecture-missing", QX_NOTE, "architectures", "Qwen4ExpForConditionalGeneration",
-             NULL, "architectures names none; model_type decides");
+        note(r, "architecture-missing", QX_NOTE, "architectures",
+             "Qwen4ExpForConditionalGeneration", NULL,
+             "architectures names none; model_type decides");
     } else if (!arch) {
         note(r, "architecture-unknown", QX_WARNING, "architectures",
              "Qwen4ExpForConditionalGeneration", c->architecture,
@@ -261,10 +267,12 @@ static void read_identity(struct reader *r, struct qx_config *c, const struct se
         char text[384];
         snprintf(found, sizeof found, "%s%s%s", c->type_found,
                  c->type_found[0] && c->architecture[0] ? ", " : "", c->architecture);
-        snprintf(text, sizeof text, "preview names (%s) are read as qwen4_exp, "
-                 "Qwen4ExpForConditionalGeneration", found);
-        note(r, "architecture-alias", QX_NOTE, type && type->preview ? "model_type" : "architectures",
-             "qwen4_exp", found, text);
+        snprintf(text, sizeof text,
+                 "preview names (%s) are read as qwen4_exp, "
+                 "Qwen4ExpForConditionalGeneration",
+                 found);
+        note(r, "architecture-alias", QX_NOTE,
+             type && type->preview ? "model_type" : "architectures", "qwen4_exp", found, text);
     }
 }
 
@@ -285,7 +293,7 @@ static void read_text_type(struct reader *r, struct qx_config *c, const struct s
          c->text_type_found, "the text part claims another model type; the top level decides");
 }
 
-/* ---- the text model -------------------------------------------------------------------------------- */
+/* ---- the text model -------------------------------------------------------------------------- */
 
 bool qx_config_is_full_attention(const char *layer_type)
 {
@@ -308,15 +316,17 @@ static void read_layer_types(struct reader *r, struct qx_config *c, const struct
     }
     if (!l) {
         for (uint32_t i = 0; i < c->n_layers; i++) {
-            c->layer_type[i] = (i + 1) % c->full_attention_interval == 0 ? QX_LAYER_QSA : QX_LAYER_GDN;
+            c->layer_type[i] =
+                (i + 1) % c->full_attention_interval == 0 ? QX_LAYER_QSA : QX_LAYER_GDN;
         }
         return;
     }
     if (l->n_children != c->n_layers) {
-        r->rc = qx_fail(r->err, QX_E_CONFIG, "config-value",
-                        "key '%slayer_types': expected %" PRIu32 " entries (num_hidden_layers), found "
-                        "%zu",
-                        s->path, c->n_layers, l->n_children);
+        r->rc =
+            qx_fail(r->err, QX_E_CONFIG, "config-value",
+                    "key '%slayer_types': expected %" PRIu32 " entries (num_hidden_layers), found "
+                    "%zu",
+                    s->path, c->n_layers, l->n_children);
         qx_error_at(r->err, r->file, NULL, l->off);
         return;
     }
@@ -505,8 +515,9 @@ static void read_ids(struct reader *r, struct qx_config *c, const struct section
         c->eos_token_id = c->text_eos[0];
         if (c->eos_token_id >= c->vocab_size) {
             char brief[48];
-            note(r, "config-value", QX_WARNING, "text_config.eos_token_id", "an id below vocab_size",
-                 qx_json_brief(v, brief), "the n-gram reset id is no token of the vocabulary");
+            note(r, "config-value", QX_WARNING, "text_config.eos_token_id",
+                 "an id below vocab_size", qx_json_brief(v, brief),
+                 "the n-gram reset id is no token of the vocabulary");
         }
     }
     c->bos_token_id = -1;
@@ -528,13 +539,13 @@ static void read_mtp(struct reader *r, struct qx_config *c, const struct section
     }
 }
 
-static void need_multiple(struct reader *r, const struct section *s, const char *key, uint32_t value,
-                          const char *of, uint32_t divisor)
+static void need_multiple(struct reader *r, const struct section *s, const char *key,
+                          uint32_t value, const char *of, uint32_t divisor)
 {
     if (!r->rc && (divisor == 0 || value % divisor != 0)) {
         r->rc = qx_fail(r->err, QX_E_CONFIG, "config-value",
-                        "key '%s%s': expected a multiple of %s %" PRIu32 ", found %" PRIu32, s->path,
-                        key, of, divisor, value);
+                        "key '%s%s': expected a multiple of %s %" PRIu32 ", found %" PRIu32,
+                        s->path, key, of, divisor, value);
         qx_error_at(r->err, r->file, NULL, QX_NO_OFF);
     }
 }
@@ -677,8 +688,8 @@ int qx_config_parse(struct qx_config *out, const char *text, size_t n, const cha
         goto out;
     }
     read_text(&r, &c, &s);
-    c.tie_word_embeddings = get_bool(&r, &top, "tie_word_embeddings",
-                                     get_bool(&r, &s, "tie_word_embeddings", false));
+    c.tie_word_embeddings =
+        get_bool(&r, &top, "tie_word_embeddings", get_bool(&r, &s, "tie_word_embeddings", false));
     read_vision(&r, &c, &top);
     if (!r.rc) {
         memcpy(out, &c, sizeof c);

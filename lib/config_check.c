@@ -1,5 +1,5 @@
-/* config_check.c: settings that can be read but do not go together, or that no published checkpoint has.
- * Nothing here stops a reader: the configuration is used as it stands. */
+/* config_check.c: settings that can be read but do not go together, or that no published checkpoint
+ * has. Nothing here stops a reader: the configuration is used as it stands. */
 #include "config_check.h"
 
 #include "qx.h"
@@ -38,7 +38,8 @@ static void check_rope(const struct checker *k)
     char found[48];
     if (strcmp(c->rope_type, "default") != 0 && strcmp(c->rope_type, "yarn") != 0) {
         say(k, QX_WARNING, "rope-unsupported", "text_config.rope_parameters.rope_type",
-            "default or yarn", c->rope_type, "qx run knows no such scaling of positions and refuses it");
+            "default or yarn", c->rope_type,
+            "qx run knows no such scaling of positions and refuses it");
     }
     if (mtp && mtp->f64 != c->rope_theta) {
         snprintf(expected, sizeof expected, "%.9g", c->rope_theta);
@@ -54,8 +55,9 @@ static void check_rope(const struct checker *k)
         if (sum != c->rotary_dim / 2) {
             snprintf(expected, sizeof expected, "a sum of %" PRIu32, c->rotary_dim / 2);
             snprintf(found, sizeof found, "%.9g", sum);
-            say(k, QX_WARNING, "config-value", "text_config.rope_parameters.mrope_section", expected,
-                found, "the sections do not add up to the rotated pairs; text does not need them");
+            say(k, QX_WARNING, "config-value", "text_config.rope_parameters.mrope_section",
+                expected, found,
+                "the sections do not add up to the rotated pairs; text does not need them");
         }
     }
 }
@@ -92,7 +94,8 @@ static void check_layers(const struct checker *k)
     }
     const struct qx_json *own = qx_json_get(k->text, "mtp_use_dedicated_embeddings");
     if (own && own->type == QX_JSON_TRUE) {
-        say(k, QX_WARNING, "config-value", "text_config.mtp_use_dedicated_embeddings", "false", "true",
+        say(k, QX_WARNING, "config-value", "text_config.mtp_use_dedicated_embeddings", "false",
+            "true",
             "an MTP head with embeddings of its own is not known; the shared ones are used");
     }
     const struct qx_json *a = qx_json_get(k->top, "tie_word_embeddings");
@@ -104,8 +107,8 @@ static void check_layers(const struct checker *k)
     }
 }
 
-/* Constants that every published checkpoint shares, whatever its size: another value is legal, changes
- * every result, and cannot be seen in the weights. */
+/* Constants that every published checkpoint shares, whatever its size: another value is legal,
+ * changes every result, and cannot be seen in the weights. */
 static void check_unusual(const struct checker *k)
 {
     const struct qx_config *c = k->c;
@@ -139,8 +142,8 @@ static void check_unusual(const struct checker *k)
     }
 }
 
-void qx_config_check(const struct qx_config *c, const struct qx_json *top, const struct qx_json *text,
-                     const char *file, struct qx_findings *fs)
+void qx_config_check(const struct qx_config *c, const struct qx_json *top,
+                     const struct qx_json *text, const char *file, struct qx_findings *fs)
 {
     struct checker k = {c, top, text, file, fs};
     if (fs) {

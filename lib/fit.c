@@ -1,5 +1,5 @@
-/* fit.c: the memory plan of `qx inspect --fit`: stored bytes by component, and what the engine takes
- * beside them as plan.c computes it, the same numbers that `qx run` obeys. */
+/* fit.c: the memory plan of `qx inspect --fit`: stored bytes by component, and what the engine
+ * takes beside them as plan.c computes it, the same numbers that `qx run` obeys. */
 #include "inspect_impl.h"
 #include "plan.h"
 
@@ -10,9 +10,19 @@
 static const char *weight_name(enum qx_component c)
 {
     static const char *const names[QX_C_COUNT] = {
-        "weights embed", "weights lm_head", "weights hyper_connections", "weights linear_attn",
-        "weights self_attn", "weights router", "weights shared_expert", "weights experts", "weights ple",
-        "ple_table", "weights mtp", "weights vision", "weights other",
+        "weights embed",
+        "weights lm_head",
+        "weights hyper_connections",
+        "weights linear_attn",
+        "weights self_attn",
+        "weights router",
+        "weights shared_expert",
+        "weights experts",
+        "weights ple",
+        "ple_table",
+        "weights mtp",
+        "weights vision",
+        "weights other",
     };
     return names[c];
 }
@@ -25,26 +35,30 @@ int qx_fit(struct qx_fit *out, const struct qx_ckpt *ck, const struct qx_inspect
     memset(out, 0, sizeof *out);
     if (!x->c) {
         int rc = qx_ckpt_config_status(ck, err);
-        return rc ? rc : qx_fail(err, QX_E_CONFIG, "config-missing", "a plan needs the configuration");
+        return rc ? rc
+                  : qx_fail(err, QX_E_CONFIG, "config-missing", "a plan needs the configuration");
     }
     if (i->n_tensors == 0) {
         return qx_fail(err, QX_E_USAGE, "usage",
                        "there are no weights here; say for which layout to plan with --layout");
     }
-    struct qx_plan_request q = {.table = r->table, .device_bytes = r->device_bytes,
+    struct qx_plan_request q = {.table = r->table,
+                                .device_bytes = r->device_bytes,
                                 .ctx_tokens = r->ctx_tokens,
-                                .max_seqs = r->n_streams ? r->n_streams : 1, .draft_max = r->draft,
-                                .mtp = r->draft > 0 && i->has_mtp, .kv_bf16 = true,
+                                .max_seqs = r->n_streams ? r->n_streams : 1,
+                                .draft_max = r->draft,
+                                .mtp = r->draft > 0 && i->has_mtp,
+                                .kv_bf16 = true,
                                 .packed_table = t && t->packed_rows};
     for (int c = 0; c < QX_C_COUNT; c++) {
-        bool placed = c != QX_C_PLE_TABLE && c != QX_C_VISION && c != QX_C_OTHER &&
-                      (c != QX_C_MTP || q.mtp);
+        bool placed =
+            c != QX_C_PLE_TABLE && c != QX_C_VISION && c != QX_C_OTHER && (c != QX_C_MTP || q.mtp);
         if (!placed || x->bytes[c] == 0) {
             continue;
         }
         q.weight_bytes += x->bytes[c];
-        out->parts[out->n_parts++] = (struct qx_plan_part){weight_name((enum qx_component)c), "device",
-                                                           x->bytes[c]};
+        out->parts[out->n_parts++] =
+            (struct qx_plan_part){weight_name((enum qx_component)c), "device", x->bytes[c]};
     }
     q.table_bytes = x->bytes[QX_C_PLE_TABLE];
     struct qx_plan p;

@@ -1,5 +1,5 @@
-/* inspect.c: owns the summary of a checkpoint that `qx inspect` shows: totals, formats by module and
- * component, the table, findings. Works from headers; only the table's scale is read. */
+/* inspect.c: owns the summary of a checkpoint that `qx inspect` shows: totals, formats by module
+ * and component, the table, findings. Works from headers; only the table's scale is read. */
 #include "inspect_impl.h"
 
 #include "findings.h"
@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- small helpers -------------------------------------------------------------------------------- */
+/* ---- small helpers --------------------------------------------------------------------------- */
 
 static const char *or_null(const char *s)
 {
@@ -44,7 +44,7 @@ const char *inspect_keep(struct inspection *x, const char *s)
     return p;
 }
 
-/* ---- totals ------------------------------------------------------------------------------------------ */
+/* ---- totals ---------------------------------------------------------------------------------- */
 
 static void count_tensors(struct inspection *x)
 {
@@ -77,8 +77,9 @@ static void count_tensors(struct inspection *x)
     }
 }
 
-static void add_format(struct inspection *x, enum qx_component c, enum qx_format f, uint64_t modules,
-                       uint64_t params, uint64_t bytes, enum qx_source src, bool linear)
+static void add_format(struct inspection *x, enum qx_component c, enum qx_format f,
+                       uint64_t modules, uint64_t params, uint64_t bytes, enum qx_source src,
+                       bool linear)
 {
     struct cell *cell = &x->cells[c][f];
     cell->modules += modules;
@@ -138,7 +139,8 @@ static enum qx_format component_format(const struct inspection *x, enum qx_compo
     return found;
 }
 
-static enum qx_source component_source(const struct inspection *x, enum qx_component c, enum qx_format f)
+static enum qx_source component_source(const struct inspection *x, enum qx_component c,
+                                       enum qx_format f)
 {
     uint64_t w[QX_SRC_STORAGE + 1] = {0};
     for (int linear = 1; linear >= 0; linear--) {
@@ -190,8 +192,9 @@ static void fill_components(struct inspection *x)
         for (int g = QX_F_BF16; g < QX_F_MIXED; g++) {
             const struct cell *cell = &x->cells[c][g];
             if (cell->modules) {
-                x->formats[k++] = (struct qx_format_total){t->name, qx_format_name((enum qx_format)g),
-                                                           cell->modules, cell->params, cell->bytes};
+                x->formats[k++] =
+                    (struct qx_format_total){t->name, qx_format_name((enum qx_format)g),
+                                             cell->modules, cell->params, cell->bytes};
             }
         }
     }
@@ -201,7 +204,7 @@ static void fill_components(struct inspection *x)
     x->pub.n_formats = k;
 }
 
-/* ---- modules ----------------------------------------------------------------------------------------- */
+/* ---- modules --------------------------------------------------------------------------------- */
 
 static bool shown(const struct qx_module *m)
 {
@@ -224,12 +227,12 @@ static void put_module(struct inspection *x, const char *name, enum qx_format f,
         x->nomem = true;
         return;
     }
-    x->modules[x->pub.n_modules++] = (struct qx_module_info){name, qx_format_name(f),
-                                                             qx_source_name(src), entry, group, members};
+    x->modules[x->pub.n_modules++] = (struct qx_module_info){
+        name, qx_format_name(f), qx_source_name(src), entry, group, members};
 }
 
-/* Lists modules; the experts of a layer as one line when they agree. Modules are sorted by name, so the
- * experts of a layer follow one another. */
+/* Lists modules; the experts of a layer as one line when they agree. Modules are sorted by name, so
+ * the experts of a layer follow one another. */
 static void fill_modules(struct inspection *x)
 {
     size_t n = x->r ? qx_resolved_n_modules(x->r) : 0;
@@ -286,7 +289,7 @@ static void fill_modules(struct inspection *x)
     x->pub.modules = x->modules;
 }
 
-/* ---- table, layout, remarks --------------------------------------------------------------------------- */
+/* ---- table, layout, remarks ------------------------------------------------------------------ */
 
 static void fill_ple(struct inspection *x)
 {
@@ -376,21 +379,25 @@ static void fill_remarks(struct inspection *x)
         return;
     }
     if (t->present && qx_format_quantised(t->form) && t->source == QX_SRC_MAP) {
-        remark(x, "the n-gram table's format is declared by quantized_layers alone: a loader that looks "
-                  "only at ple_embedding_dtype takes its codes for BF16 or drops its scale");
+        remark(
+            x,
+            "the n-gram table's format is declared by quantized_layers alone: a loader that looks "
+            "only at ple_embedding_dtype takes its codes for BF16 or drops its scale");
     }
     for (size_t i = 0; i < qx_resolved_n_modules(x->r); i++) {
         const struct qx_module *m = qx_resolved_module(x->r, i);
         if (m->is_mtp && m->expert >= 0 && m->form == QX_F_FP8_BLOCK && m->source == QX_SRC_MAP) {
-            remark(x, "the MTP experts are block FP8 and only the map says so: a loader that ignores the "
-                      "map drops their scales, and acceptance of drafts falls to about 1.6 tokens a "
-                      "round");
+            remark(
+                x,
+                "the MTP experts are block FP8 and only the map says so: a loader that ignores the "
+                "map drops their scales, and acceptance of drafts falls to about 1.6 tokens a "
+                "round");
             break;
         }
     }
 }
 
-/* ---- findings ------------------------------------------------------------------------------------------ */
+/* ---- findings -------------------------------------------------------------------------------- */
 
 static int fill_findings(struct inspection *x, struct qx_error *err)
 {
@@ -404,16 +411,18 @@ static int fill_findings(struct inspection *x, struct qx_error *err)
     for (size_t i = 0; i < qx_findings_count(opened); i++) {
         const struct qx_finding *f = qx_findings_at(opened, i);
         /* What stops other commands is here a warning: the files are shown all the same. */
-        bool lower = !usable && f->severity == QX_ERROR && why.kind && strcmp(why.kind, f->kind) == 0;
+        bool lower =
+            !usable && f->severity == QX_ERROR && why.kind && strcmp(why.kind, f->kind) == 0;
         enum qx_severity sev = lower ? QX_WARNING : f->severity;
         /* A file cut right after its header is all that this command needs. */
         bool cut = strcmp(f->kind, "truncated") == 0 && f->file && inspect_is_cut(x->ck, f->file);
-        struct qx_report r = QX_REPORT(cut ? "data-absent" : f->kind, cut ? QX_NOTE : sev,
-                                       .file = f->file, .tensor = f->tensor, .key = f->key,
-                                       .expected = f->expected, .found = f->found,
-                                       .text = cut ? "the file ends with its header: tensors are listed, "
-                                                     "their data is absent" : f->text,
-                                       .count = f->count);
+        struct qx_report r = QX_REPORT(
+            cut ? "data-absent" : f->kind, cut ? QX_NOTE : sev, .file = f->file,
+            .tensor = f->tensor, .key = f->key, .expected = f->expected, .found = f->found,
+            .text = cut ? "the file ends with its header: tensors are listed, "
+                          "their data is absent"
+                        : f->text,
+            .count = f->count);
         r.off = f->off;
         qx_findings_add(x->findings, &r);
     }
@@ -443,7 +452,9 @@ bool inspect_is_cut(const struct qx_ckpt *ck, const char *file)
     return false;
 }
 
-/* ---- all ------------------------------------------------------------------------------------------------ */
+/* ---- all
+ * ------------------------------------------------------------------------------------------------
+ */
 
 static void fill_identity(struct inspection *x)
 {
@@ -463,7 +474,8 @@ static void fill_identity(struct inspection *x)
     }
     x->pub.n_layers = x->c->n_layers;
     for (uint32_t i = 0; i < x->c->n_layers; i++) {
-        *(x->c->layer_type[i] == QX_LAYER_QSA ? &x->pub.n_full_layers : &x->pub.n_linear_layers) += 1;
+        *(x->c->layer_type[i] == QX_LAYER_QSA ? &x->pub.n_full_layers : &x->pub.n_linear_layers) +=
+            1;
     }
     x->pub.hidden_size = x->c->hidden_size;
     x->pub.n_experts = x->c->n_experts;

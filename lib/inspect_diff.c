@@ -1,5 +1,5 @@
-/* inspect_diff.c: what differs between two checkpoints, tensor by tensor and setting by setting; with
- * values, byte by byte. Both lists of tensors are sorted, so one walk over both suffices. */
+/* inspect_diff.c: what differs between two checkpoints, tensor by tensor and setting by setting;
+ * with values, byte by byte. Both lists of tensors are sorted, so one walk over both suffices. */
 #include "alloc.h"
 #include "ckpt.h"
 #include "findings.h"
@@ -25,10 +25,11 @@ static void only_in(struct differ *d, const struct qx_tensor *t, bool in_a)
     char what[128];
     snprintf(what, sizeof what, "%s %s", qx_dtype_name((enum qx_dtype)t->dtype),
              qx_shape_text(t->shape, t->n_dims, shape));
-    qx_findings_add(d->fs, &QX_REPORT(in_a ? "diff-removed" : "diff-added", QX_NOTE, .tensor = t->name,
-                                      .expected = in_a ? what : NULL, .found = in_a ? NULL : what,
-                                      .text = in_a ? "only in the first checkpoint"
-                                                   : "only in the second checkpoint"));
+    qx_findings_add(d->fs,
+                    &QX_REPORT(in_a ? "diff-removed" : "diff-added", QX_NOTE, .tensor = t->name,
+                               .expected = in_a ? what : NULL, .found = in_a ? NULL : what,
+                               .text = in_a ? "only in the first checkpoint"
+                                            : "only in the second checkpoint"));
 }
 
 static int compare_values(struct differ *d, const struct qx_tensor *s, const struct qx_tensor *t,
@@ -57,9 +58,10 @@ static int compare_values(struct differ *d, const struct qx_tensor *s, const str
         char found[64];
         char text[160];
         snprintf(found, sizeof found, "%" PRIu64 " of %" PRIu64 " bytes", n_diff, s->size_bytes);
-        snprintf(text, sizeof text, "%s differ, the first at byte %" PRIu64 " of the tensor", found, first);
-        struct qx_report r = QX_REPORT("diff-values", QX_NOTE, .tensor = s->name, .found = found,
-                                       .text = text);
+        snprintf(text, sizeof text, "%s differ, the first at byte %" PRIu64 " of the tensor", found,
+                 first);
+        struct qx_report r =
+            QX_REPORT("diff-values", QX_NOTE, .tensor = s->name, .found = found, .text = text);
         r.off = first;
         qx_findings_add(d->fs, &r);
     }
@@ -106,7 +108,7 @@ static void config_differs(struct differ *d, const char *path, const struct qx_j
     qx_findings_add(d->fs, &QX_REPORT("diff-config", QX_NOTE, .file = "config.json", .key = path,
                                       .expected = a ? qx_json_brief(a, x) : NULL,
                                       .found = b ? qx_json_brief(b, y) : NULL,
-                                      .text = !a ? "only in the second configuration"
+                                      .text = !a   ? "only in the second configuration"
                                               : !b ? "only in the first configuration"
                                                    : "the settings differ"));
 }
@@ -147,9 +149,10 @@ static int compare_configs(struct differ *d, struct qx_error *err)
     struct qx_buf path = {0};
     if (!a->present || !b->present) {
         if (a->present != b->present) {
-            qx_findings_add(d->fs, &QX_REPORT("diff-config", QX_NOTE, .file = "config.json",
-                                              .text = a->present ? "only the first has a configuration"
-                                                                 : "only the second has a configuration"));
+            qx_findings_add(d->fs,
+                            &QX_REPORT("diff-config", QX_NOTE, .file = "config.json",
+                                       .text = a->present ? "only the first has a configuration"
+                                                          : "only the second has a configuration"));
         }
         return 0;
     }

@@ -1,5 +1,5 @@
-/* inspect_plan.c: what a checkpoint of one of the five layouts would hold for a configuration: the plan
- * before a download. Component sizes are those of formats 1.2 for the released geometry. */
+/* inspect_plan.c: what a checkpoint of one of the five layouts would hold for a configuration: the
+ * plan before a download. Component sizes are those of formats 1.2 for the released geometry. */
 #include "inspect_impl.h"
 
 #include <string.h>
@@ -48,8 +48,8 @@ static void sizes(enum qx_format f, uint64_t rows, uint64_t cols, uint64_t *tens
     }
 }
 
-static void put(struct inspection *x, enum qx_component c, enum qx_format f, uint64_t n, uint64_t rows,
-                uint64_t cols)
+static void put(struct inspection *x, enum qx_component c, enum qx_format f, uint64_t n,
+                uint64_t rows, uint64_t cols)
 {
     uint64_t tensors, code, scalar;
     sizes(f, rows, cols, &tensors, &code, &scalar);
@@ -66,11 +66,12 @@ static bool is_mxfp8_part(const struct qx_layout_entry *e)
 {
     return e->kind == QX_K_LINEAR &&
            (e->component == QX_C_LINEAR_ATTN || e->component == QX_C_SELF_ATTN ||
-            (e->component == QX_C_SHARED_EXPERT && strcmp(e->suffix, "mlp.shared_expert_gate") != 0));
+            (e->component == QX_C_SHARED_EXPERT &&
+             strcmp(e->suffix, "mlp.shared_expert_gate") != 0));
 }
 
-static void put_entry(struct inspection *x, const struct layout_forms *l, const struct qx_layout_entry *e,
-                      bool is_mtp)
+static void put_entry(struct inspection *x, const struct layout_forms *l,
+                      const struct qx_layout_entry *e, bool is_mtp)
 {
     uint64_t s[QX_LAYOUT_MAX_DIMS];
     enum qx_component c = is_mtp ? QX_C_MTP : (enum qx_component)e->component;
@@ -102,7 +103,7 @@ static void put_entry(struct inspection *x, const struct layout_forms *l, const 
     }
     if (c == QX_C_VISION && e->kind == QX_K_LINEAR) {
         f = l->vision == QX_F_MXFP8 && strcmp(e->suffix, "mlp.linear_fc2") == 0 ? QX_F_W4A16_NVFP4
-                                                                              : l->vision;
+                                                                                : l->vision;
     } else if (!is_mtp && is_mxfp8_part(e)) {
         f = l->linear;
     }
@@ -114,8 +115,8 @@ static void put_entry(struct inspection *x, const struct layout_forms *l, const 
     }
 }
 
-static void put_place(struct inspection *x, const struct layout_forms *l, enum qx_place place, bool is_mtp,
-                      uint32_t layer)
+static void put_place(struct inspection *x, const struct layout_forms *l, enum qx_place place,
+                      bool is_mtp, uint32_t layer)
 {
     size_t n;
     const struct qx_layout_entry *e = qx_layout_entries(place, &n);
@@ -136,8 +137,9 @@ static int put_table(struct inspection *x, const struct layout_forms *l, struct 
     uint64_t rows = h.n_rows_padded;
     uint64_t width = x->c->ple_row_width;
     uint64_t shards = x->c->split_ngram_parts ? x->c->split_ngram_parts : 1;
-    uint64_t per_row = l->table == QX_F_BF16 ? 2 * width : l->table == QX_F_FP8 ? width
-                                                         : width / 2 + width / 16;
+    uint64_t per_row = l->table == QX_F_BF16  ? 2 * width
+                       : l->table == QX_F_FP8 ? width
+                                              : width / 2 + width / 16;
     uint64_t bytes;
     if (!qx_mul_u64(rows, per_row, &bytes)) {
         return qx_fail(err, QX_E_CONFIG, "config-value", "the table's size is over 2^64 bytes");
@@ -148,8 +150,9 @@ static int put_table(struct inspection *x, const struct layout_forms *l, struct 
     cell->bytes = bytes;
     cell->by_source[1][QX_SRC_DEFAULT] = bytes;
     x->params[QX_C_PLE_TABLE] = rows * width;
-    x->tensors[QX_C_PLE_TABLE] = l->table == QX_F_BF16 ? shards
-                                 : l->table == QX_F_FP8 ? shards + 1 : 2 * shards + 1;
+    x->tensors[QX_C_PLE_TABLE] = l->table == QX_F_BF16  ? shards
+                                 : l->table == QX_F_FP8 ? shards + 1
+                                                        : 2 * shards + 1;
     x->bytes[QX_C_PLE_TABLE] = bytes + (l->table == QX_F_FP8 ? 2 : l->table == QX_F_NVFP4 ? 4 : 0);
     return 0;
 }
@@ -164,7 +167,8 @@ int inspect_plan_layout(struct inspection *x, const char *layout, struct qx_erro
     }
     if (!l) {
         return qx_fail(err, QX_E_USAGE, "usage",
-                       "layout '%s' is not known; known are bf16, fp8, mixed, nvfp4, nvfp4-ple", layout);
+                       "layout '%s' is not known; known are bf16, fp8, mixed, nvfp4, nvfp4-ple",
+                       layout);
     }
     if (!x->c) {
         return qx_ckpt_config_status(x->ck, err);

@@ -1,6 +1,6 @@
-/* inspect_stats.c: distribution of one tensor's values. Weights of a module are decoded through rows.c;
- * scales, buffers and bytes are taken as the numbers they are. Two passes in pieces of bounded size: the
- * range, then the histogram. */
+/* inspect_stats.c: distribution of one tensor's values. Weights of a module are decoded through
+ * rows.c; scales, buffers and bytes are taken as the numbers they are. Two passes in pieces of
+ * bounded size: the range, then the histogram. */
 #include "alloc.h"
 #include "ckpt.h"
 #include "codes.h"
@@ -19,7 +19,7 @@ struct source {
     const struct qx_tensor *t;
     struct qx_rows *rows; /* NULL: raw elements */
     uint64_t n_rows, width;
-    float *f32;           /* [PIECE_VALUES at least one row] */
+    float *f32; /* [PIECE_VALUES at least one row] */
     double *f64;
     uint64_t *ids;
     uint8_t *raw;
@@ -115,7 +115,8 @@ static int open_source(struct source *s, const struct qx_ckpt *ck, const char *t
     s->ck = ck;
     s->t = qx_ckpt_find(ck, tensor);
     if (!s->t) {
-        int rc = qx_fail(err, QX_E_NOT_FOUND, "tensor-not-found", "there is no tensor '%.300s'", tensor);
+        int rc =
+            qx_fail(err, QX_E_NOT_FOUND, "tensor-not-found", "there is no tensor '%.300s'", tensor);
         qx_error_at(err, NULL, tensor, QX_NO_OFF);
         return rc;
     }

@@ -1,5 +1,5 @@
-/* json_doc.c: owns the tree of one JSON text; all nodes and strings live in its arena. The pull reader
- * bounds the depth, so recursion here is bounded too. */
+/* json_doc.c: owns the tree of one JSON text; all nodes and strings live in its arena. The pull
+ * reader bounds the depth, so recursion here is bounded too. */
 #include "json_doc.h"
 
 #include "alloc.h"
@@ -112,12 +112,13 @@ static void find_duplicates(struct builder *b, struct qx_json *o)
         if (same) {
             snprintf(text, sizeof text, "the key occurs twice with equal values");
         } else {
-            snprintf(text, sizeof text, "the key occurs twice with different values; the last is used");
+            snprintf(text, sizeof text,
+                     "the key occurs twice with different values; the last is used");
         }
         const char *path = qx_buf_cstr(&b->path);
-        struct qx_report r = QX_REPORT("json-duplicate-key", same ? QX_NOTE : QX_ERROR,
-                                       .file = b->file, .key = path, .expected = first,
-                                       .found = second, .text = text);
+        struct qx_report r =
+            QX_REPORT("json-duplicate-key", same ? QX_NOTE : QX_ERROR, .file = b->file, .key = path,
+                      .expected = first, .found = second, .text = text);
         r.off = v[i + 1]->off;
         qx_findings_add(b->fs, &r);
         path_pop(b, mark);
@@ -226,7 +227,8 @@ int qx_json_doc_parse(struct qx_json_doc *doc, const char *text, size_t n, const
     if (root && !b.nomem && qx_json_next(&b.pull) != QX_JSON_END) {
         root = NULL;
     }
-    if (b.nomem || b.path.failed || b.pull.err.code == QX_E_NOMEM || (fs && qx_findings_failed(fs))) {
+    if (b.nomem || b.path.failed || b.pull.err.code == QX_E_NOMEM ||
+        (fs && qx_findings_failed(fs))) {
         rc = qx_fail_nomem(err);
     } else if (!root) {
         uint64_t line = 0;

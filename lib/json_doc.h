@@ -1,6 +1,6 @@
-/* json_doc.h: a small JSON text (a config) as a tree. Built in one pass over the strict pull reader, so
- * that depth, positions, exact integers and duplicate keys are those of json_pull. Keys keep their
- * order; of equal keys the last wins, as in every JSON library. */
+/* json_doc.h: a small JSON text (a config) as a tree. Built in one pass over the strict pull
+ * reader, so that depth, positions, exact integers and duplicate keys are those of json_pull. Keys
+ * keep their order; of equal keys the last wins, as in every JSON library. */
 #ifndef QX_JSON_DOC_H
 #define QX_JSON_DOC_H
 
@@ -10,15 +10,15 @@
 #include "json_pull.h"
 
 struct qx_json {
-    enum qx_json_type type;   /* OBJECT, ARRAY, STRING, NUMBER, TRUE, FALSE or NULL */
-    const char *key;          /* member of an object, NUL-terminated; NULL in arrays and at the top */
-    const char *str;          /* STRING: NUL-terminated, may hold further NULs; NUMBER: its text */
+    enum qx_json_type type; /* OBJECT, ARRAY, STRING, NUMBER, TRUE, FALSE or NULL */
+    const char *key;        /* member of an object, NUL-terminated; NULL in arrays and at the top */
+    const char *str;        /* STRING: NUL-terminated, may hold further NULs; NUMBER: its text */
     size_t str_n;
     bool is_int, negative, is_nonfinite, shadowed; /* shadowed: a later equal key wins */
     uint64_t uint_value;
     int64_t int_value;
     double f64;
-    uint64_t off;             /* byte position in the text */
+    uint64_t off; /* byte position in the text */
     const struct qx_json *child, *next;
     size_t n_children;
 };
@@ -28,9 +28,10 @@ struct qx_json_doc {
     const struct qx_json *root;
 };
 
-/* Parses text. Words NaN and Infinity are accepted as numbers (a note json-nonfinite each). Duplicate
- * keys: finding json-duplicate-key, error when the values differ, else note. fs may be NULL. Errors
- * (QX_E_FORMAT): json-syntax, json-utf8, json-too-deep, json-bom, with file, line and column. */
+/* Parses text. Words NaN and Infinity are accepted as numbers (a note json-nonfinite each).
+ * Duplicate keys: finding json-duplicate-key, error when the values differ, else note. fs may be
+ * NULL. Errors (QX_E_FORMAT): json-syntax, json-utf8, json-too-deep, json-bom, with file, line and
+ * column. */
 int qx_json_doc_parse(struct qx_json_doc *doc, const char *text, size_t n, const char *file,
                       struct qx_findings *fs, struct qx_error *err);
 void qx_json_doc_fini(struct qx_json_doc *doc);

@@ -7,13 +7,44 @@
 #include <string.h>
 
 enum dim {
-    D_NONE, D_ONE, D_VOCAB, D_HIDDEN, D_WIDE, D_LOWRANK, D_HC, D_EXPERTS, D_MOE, D_MOE2, D_SHARED,
-    D_GDN_QKV, D_GDN_V, D_GDN_VHEADS, D_GDN_VDIM, D_GDN_CONV,
-    D_Q2, D_KV, D_Q, D_HEAD, D_INDEX, D_INDEX_DIM,
-    D_PLE, D_PLE_CONV, D_NGRAM, D_PLE_HEADS,
-    D_V, D_V3, D_V_IN, D_V_TIME, D_V_PATCH, D_V_POS, D_V_MLP, D_V_MERGE, D_V_OUT
+    D_NONE,
+    D_ONE,
+    D_VOCAB,
+    D_HIDDEN,
+    D_WIDE,
+    D_LOWRANK,
+    D_HC,
+    D_EXPERTS,
+    D_MOE,
+    D_MOE2,
+    D_SHARED,
+    D_GDN_QKV,
+    D_GDN_V,
+    D_GDN_VHEADS,
+    D_GDN_VDIM,
+    D_GDN_CONV,
+    D_Q2,
+    D_KV,
+    D_Q,
+    D_HEAD,
+    D_INDEX,
+    D_INDEX_DIM,
+    D_PLE,
+    D_PLE_CONV,
+    D_NGRAM,
+    D_PLE_HEADS,
+    D_V,
+    D_V3,
+    D_V_IN,
+    D_V_TIME,
+    D_V_PATCH,
+    D_V_POS,
+    D_V_MLP,
+    D_V_MERGE,
+    D_V_OUT
 };
 
+/* clang-format off */
 static uint64_t dim_of(enum dim d, const struct qx_config *c)
 {
     const uint64_t vm = c->vision.spatial_merge_size;
@@ -30,7 +61,8 @@ static uint64_t dim_of(enum dim d, const struct qx_config *c)
     case D_MOE2: return 2 * (uint64_t)c->moe_intermediate_size;
     case D_SHARED: return c->shared_expert_intermediate_size;
     case D_GDN_QKV:
-        return 2 * (uint64_t)c->gdn_k_heads * c->gdn_k_dim + (uint64_t)c->gdn_v_heads * c->gdn_v_dim;
+        return 2 * (uint64_t)c->gdn_k_heads * c->gdn_k_dim +
+               (uint64_t)c->gdn_v_heads * c->gdn_v_dim;
     case D_GDN_V: return (uint64_t)c->gdn_v_heads * c->gdn_v_dim;
     case D_GDN_VHEADS: return c->gdn_v_heads;
     case D_GDN_VDIM: return c->gdn_v_dim;
@@ -72,7 +104,8 @@ static const struct qx_layout_entry text_entries[] = {
     {"embed_tokens", QX_P_TEXT, QX_W_ALWAYS, QX_K_PLAIN, QX_C_EMBED, false, false, 2,
      {D_VOCAB, D_HIDDEN}},
     VEC("hyper_connection_mixer.hc_norm", QX_P_TEXT, QX_W_ALWAYS, QX_C_HYPER, D_WIDE),
-    LIN("hyper_connection_mixer.input_mix_weight_down", QX_P_TEXT, QX_W_ALWAYS, QX_C_HYPER, D_LOWRANK,
+    LIN("hyper_connection_mixer.input_mix_weight_down", QX_P_TEXT, QX_W_ALWAYS, QX_C_HYPER,
+        D_LOWRANK,
         D_WIDE),
     LIN("hyper_connection_mixer.input_mix_weight_up", QX_P_TEXT, QX_W_ALWAYS, QX_C_HYPER, D_WIDE,
         D_LOWRANK),
@@ -82,17 +115,21 @@ static const struct qx_layout_entry text_entries[] = {
 
 static const struct qx_layout_entry layer_entries[] = {
     VEC("attn_hyper_connection.hc_norm", QX_P_LAYER, QX_W_ALWAYS, QX_C_HYPER, D_WIDE),
-    LIN("attn_hyper_connection.input_mix_weight_down", QX_P_LAYER, QX_W_ALWAYS, QX_C_HYPER, D_LOWRANK,
+    LIN("attn_hyper_connection.input_mix_weight_down", QX_P_LAYER, QX_W_ALWAYS, QX_C_HYPER,
+        D_LOWRANK,
         D_WIDE),
     LIN("attn_hyper_connection.input_mix_weight_up", QX_P_LAYER, QX_W_ALWAYS, QX_C_HYPER, D_WIDE,
         D_LOWRANK),
-    LIN("attn_hyper_connection.block_inject_weight", QX_P_LAYER, QX_W_ALWAYS, QX_C_HYPER, D_HC, D_WIDE),
+    LIN("attn_hyper_connection.block_inject_weight", QX_P_LAYER, QX_W_ALWAYS, QX_C_HYPER, D_HC,
+        D_WIDE),
     VEC("mlp_hyper_connection.hc_norm", QX_P_LAYER, QX_W_ALWAYS, QX_C_HYPER, D_WIDE),
-    LIN("mlp_hyper_connection.input_mix_weight_down", QX_P_LAYER, QX_W_ALWAYS, QX_C_HYPER, D_LOWRANK,
+    LIN("mlp_hyper_connection.input_mix_weight_down", QX_P_LAYER, QX_W_ALWAYS, QX_C_HYPER,
+        D_LOWRANK,
         D_WIDE),
     LIN("mlp_hyper_connection.input_mix_weight_up", QX_P_LAYER, QX_W_ALWAYS, QX_C_HYPER, D_WIDE,
         D_LOWRANK),
-    LIN("mlp_hyper_connection.block_inject_weight", QX_P_LAYER, QX_W_ALWAYS, QX_C_HYPER, D_HC, D_WIDE),
+    LIN("mlp_hyper_connection.block_inject_weight", QX_P_LAYER, QX_W_ALWAYS, QX_C_HYPER, D_HC,
+        D_WIDE),
     LIN("linear_attn.in_proj_qkv", QX_P_LAYER, QX_W_GDN, QX_C_LINEAR_ATTN, D_GDN_QKV, D_HIDDEN),
     LIN("linear_attn.in_proj_z", QX_P_LAYER, QX_W_GDN, QX_C_LINEAR_ATTN, D_GDN_V, D_HIDDEN),
     LIN("linear_attn.in_proj_a", QX_P_LAYER, QX_W_GDN, QX_C_LINEAR_ATTN, D_GDN_VHEADS, D_HIDDEN),
@@ -115,9 +152,12 @@ static const struct qx_layout_entry layer_entries[] = {
     VEC("self_attn.indexer.q_layernorm", QX_P_LAYER, QX_W_QSA, QX_C_SELF_ATTN, D_INDEX_DIM),
     VEC("self_attn.indexer.k_layernorm", QX_P_LAYER, QX_W_QSA, QX_C_SELF_ATTN, D_INDEX_DIM),
     LIN("mlp.gate", QX_P_LAYER, QX_W_ALWAYS, QX_C_ROUTER, D_EXPERTS, D_HIDDEN),
-    LIN("mlp.shared_expert.gate_proj", QX_P_LAYER, QX_W_ALWAYS, QX_C_SHARED_EXPERT, D_SHARED, D_HIDDEN),
-    LIN("mlp.shared_expert.up_proj", QX_P_LAYER, QX_W_ALWAYS, QX_C_SHARED_EXPERT, D_SHARED, D_HIDDEN),
-    LIN("mlp.shared_expert.down_proj", QX_P_LAYER, QX_W_ALWAYS, QX_C_SHARED_EXPERT, D_HIDDEN, D_SHARED),
+    LIN("mlp.shared_expert.gate_proj", QX_P_LAYER, QX_W_ALWAYS, QX_C_SHARED_EXPERT, D_SHARED,
+        D_HIDDEN),
+    LIN("mlp.shared_expert.up_proj", QX_P_LAYER, QX_W_ALWAYS, QX_C_SHARED_EXPERT, D_SHARED,
+        D_HIDDEN),
+    LIN("mlp.shared_expert.down_proj", QX_P_LAYER, QX_W_ALWAYS, QX_C_SHARED_EXPERT, D_HIDDEN,
+        D_SHARED),
     LIN("mlp.shared_expert_gate", QX_P_LAYER, QX_W_ALWAYS, QX_C_SHARED_EXPERT, D_ONE, D_HIDDEN),
     {"mlp.experts.gate_up_proj", QX_P_LAYER, QX_W_ALWAYS, QX_K_FUSED, QX_C_EXPERTS, true, false, 3,
      {D_EXPERTS, D_MOE2, D_HIDDEN}},
@@ -130,18 +170,21 @@ static const struct qx_layout_entry layer_entries[] = {
     VEC("ple.norm_conv", QX_P_LAYER, QX_W_PLE, QX_C_PLE, D_WIDE),
     {"ple.conv1d", QX_P_LAYER, QX_W_PLE, QX_K_PLAIN, QX_C_PLE, false, false, 3,
      {D_WIDE, D_ONE, D_PLE_CONV}},
-    {"ple.ple_embedding.layer_multipliers", QX_P_LAYER, QX_W_PLE, QX_K_BUFFER, QX_C_PLE, true, false, 1,
+    {"ple.ple_embedding.layer_multipliers", QX_P_LAYER, QX_W_PLE, QX_K_BUFFER, QX_C_PLE, true,
+        false, 1,
      {D_NGRAM}},
     {"ple.ple_embedding.ngram_heads_vocab_sizes", QX_P_LAYER, QX_W_PLE, QX_K_BUFFER, QX_C_PLE, true,
      false, 1, {D_PLE_HEADS}},
-    {"ple.ple_embedding.ngram_heads_offsets", QX_P_LAYER, QX_W_PLE, QX_K_BUFFER, QX_C_PLE, true, false,
+    {"ple.ple_embedding.ngram_heads_offsets", QX_P_LAYER, QX_W_PLE, QX_K_BUFFER, QX_C_PLE,
+        true, false,
      1, {D_PLE_HEADS}},
 };
 
 static const struct qx_layout_entry expert_entries[] = {
     {"gate_proj", QX_P_EXPERT, QX_W_ALWAYS, QX_K_EXPERT, QX_C_EXPERTS, false, false, 2,
      {D_MOE, D_HIDDEN}},
-    {"up_proj", QX_P_EXPERT, QX_W_ALWAYS, QX_K_EXPERT, QX_C_EXPERTS, false, false, 2, {D_MOE, D_HIDDEN}},
+    {"up_proj", QX_P_EXPERT, QX_W_ALWAYS, QX_K_EXPERT, QX_C_EXPERTS, false, false, 2, {D_MOE,
+        D_HIDDEN}},
     {"down_proj", QX_P_EXPERT, QX_W_ALWAYS, QX_K_EXPERT, QX_C_EXPERTS, false, false, 2,
      {D_HIDDEN, D_MOE}},
     {"gate_up_proj", QX_P_EXPERT, QX_W_ALWAYS, QX_K_EXPERT, QX_C_EXPERTS, false, false, 2,
@@ -158,14 +201,16 @@ static const struct qx_layout_entry mtp_entries[] = {
         D_WIDE),
     LIN("hyper_connection_mixer.input_mix_weight_up", QX_P_MTP, QX_W_ALWAYS, QX_C_MTP, D_WIDE,
         D_LOWRANK),
-    {"hyper_connection_mixer.block_inject_weight", QX_P_MTP, QX_W_ALWAYS, QX_K_UNUSED, QX_C_MTP, false,
+    {"hyper_connection_mixer.block_inject_weight", QX_P_MTP, QX_W_ALWAYS, QX_K_UNUSED,
+        QX_C_MTP, false,
      false, 2, {D_HC, D_WIDE}},
 };
 
 static const struct qx_layout_entry vision_entries[] = {
     {"patch_embed.proj", QX_P_VISION, QX_W_ALWAYS, QX_K_PLAIN, QX_C_VISION, false, true, 5,
      {D_V, D_V_IN, D_V_TIME, D_V_PATCH, D_V_PATCH}},
-    {"pos_embed", QX_P_VISION, QX_W_ALWAYS, QX_K_PLAIN, QX_C_VISION, false, false, 2, {D_V_POS, D_V}},
+    {"pos_embed", QX_P_VISION, QX_W_ALWAYS, QX_K_PLAIN, QX_C_VISION, false, false, 2, {D_V_POS,
+        D_V}},
     VECB("merger.norm", QX_P_VISION, QX_C_VISION, D_V),
     LINB("merger.linear_fc1", QX_P_VISION, QX_C_VISION, D_V_MERGE, D_V_MERGE),
     LINB("merger.linear_fc2", QX_P_VISION, QX_C_VISION, D_V_OUT, D_V_MERGE),
@@ -180,6 +225,7 @@ static const struct qx_layout_entry vblock_entries[] = {
     LINB("mlp.linear_fc2", QX_P_VBLOCK, QX_C_VISION, D_V, D_V_MLP),
 };
 
+/* clang-format on */
 static const struct {
     const struct qx_layout_entry *e;
     size_t n;
@@ -232,13 +278,16 @@ bool qx_layout_applies(const struct qx_layout_entry *e, const struct qx_config *
     return false;
 }
 
-/* ---- names --------------------------------------------------------------------------------------------- */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 static const struct {
     const char *text;
     uint8_t n, leaf;
 } leaves[] = {
-#define LEAF(s, l) {s, sizeof(s) - 1, l}
+#define LEAF(s, l)                                                                                 \
+    {                                                                                              \
+        s, sizeof(s) - 1, l                                                                        \
+    }
     LEAF("weight", QX_LEAF_WEIGHT),
     LEAF("weight_scale", QX_LEAF_SCALE),
     LEAF("weight_scale_2", QX_LEAF_SCALE_2),
@@ -395,8 +444,12 @@ void qx_layout_parse(struct qx_name *o, const struct qx_config *cfg, const char 
 {
     struct cur c = {name, name + n};
     int64_t layer = -1;
-    *o = (struct qx_name){.component = QX_C_OTHER, .spelling = QX_SP_DISK, .layer = -1, .expert = -1,
-                          .shard = -1, .module_len = (uint32_t)n};
+    *o = (struct qx_name){.component = QX_C_OTHER,
+                          .spelling = QX_SP_DISK,
+                          .layer = -1,
+                          .expert = -1,
+                          .shard = -1,
+                          .module_len = (uint32_t)n};
     const char *dot = memrchr(name, '.', n);
     o->leaf_text = dot ? dot + 1 : name;
     if (dot) {
@@ -490,8 +543,8 @@ vision:
     }
 }
 
-const char *qx_layout_module(const struct qx_layout_entry *e, bool is_mtp, uint32_t layer, uint32_t index,
-                             char out[256])
+const char *qx_layout_module(const struct qx_layout_entry *e, bool is_mtp, uint32_t layer,
+                             uint32_t index, char out[256])
 {
     const char *head = is_mtp ? "mtp." : "model.language_model.";
     switch ((enum qx_place)e->place) {
@@ -524,8 +577,8 @@ const char *qx_layout_module(const struct qx_layout_entry *e, bool is_mtp, uint3
     return out;
 }
 
-const char *qx_layout_tensor(const struct qx_layout_entry *e, bool is_mtp, uint32_t layer, uint32_t index,
-                             char out[256])
+const char *qx_layout_tensor(const struct qx_layout_entry *e, bool is_mtp, uint32_t layer,
+                             uint32_t index, char out[256])
 {
     qx_layout_module(e, is_mtp, layer, index, out);
     size_t n = strlen(out);

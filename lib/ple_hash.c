@@ -1,5 +1,6 @@
 /* ple_hash.c: owns the arithmetic of the n-gram table: multipliers, head sizes and offsets from the
- * configuration (model 7.1) and the rows of a token (model 7.2). Nothing is read from files here. */
+ * configuration (model 7.1) and the rows of a token (model 7.2). Nothing is read from files here.
+ */
 #include "ple_hash.h"
 
 #include <inttypes.h>
@@ -114,9 +115,9 @@ int qx_ple_hash_init(struct qx_ple_hash *h, const struct qx_config *c, uint32_t 
     uint64_t d = c->ngram_divisible_by ? c->ngram_divisible_by : 1;
     h->n_rows = sum;
     if (!qx_mul_u64(qx_ceil_div(sum, d), d, &h->n_rows_padded) || h->n_rows_padded > INT64_MAX) {
-        return qx_fail(err, QX_E_CONFIG, "config-value",
-                       "make_ngram_vocab_size_divisible_by %" PRIu64 " pads the table beyond 2^63 rows",
-                       d);
+        return qx_fail(
+            err, QX_E_CONFIG, "config-value",
+            "make_ngram_vocab_size_divisible_by %" PRIu64 " pads the table beyond 2^63 rows", d);
     }
     return 0;
 }

@@ -1,5 +1,5 @@
-/* plot.c: keeps nothing. All output goes to the caller's buffer; numbers are written with %g in the C
- * locale's way (callers do not set another). */
+/* plot.c: keeps nothing. All output goes to the caller's buffer; numbers are written with %g in the
+ * C locale's way (callers do not set another). */
 #include "plot.h"
 
 #include <inttypes.h>
@@ -36,8 +36,8 @@ void qx_plot_spark(struct qx_buf *b, const uint64_t *v, size_t n, bool ascii)
     }
 }
 
-void qx_plot_bars(struct qx_buf *b, const uint64_t *v, size_t n, double lo, double hi, size_t n_lines,
-                  unsigned width_cols, bool ascii)
+void qx_plot_bars(struct qx_buf *b, const uint64_t *v, size_t n, double lo, double hi,
+                  size_t n_lines, unsigned width_cols, bool ascii)
 {
     uint64_t sum[64] = {0};
     n_lines = n_lines < 1 ? 1 : n_lines > QX_ARRAY_LEN(sum) ? QX_ARRAY_LEN(sum) : n_lines;
@@ -59,11 +59,12 @@ void qx_plot_bars(struct qx_buf *b, const uint64_t *v, size_t n, double lo, doub
     }
 }
 
-/* ---- SVG ------------------------------------------------------------------------------------------ */
+/* ---- SVG ------------------------------------------------------------------------------------- */
 
 enum { CHART_W = 720, CHART_H = 240, LEFT = 70, RIGHT = 20, TOP = 34, BOTTOM = 44 };
 
-static const char *const colors[] = {"#1b6ca8", "#c44536", "#3a7d44", "#8e5ea2", "#b8860b", "#444444"};
+static const char *const colors[] = {"#1b6ca8", "#c44536", "#3a7d44",
+                                     "#8e5ea2", "#b8860b", "#444444"};
 
 static void xml(struct qx_buf *b, const char *s)
 {
@@ -71,8 +72,11 @@ static void xml(struct qx_buf *b, const char *s)
     qx_buf_escaped(&shown, s, strlen(s));
     for (size_t i = 0; i < shown.n; i++) {
         char c = shown.p[i];
-        const char *e = c == '&' ? "&amp;" : c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '"' ? "&quot;"
-                                                                                             : NULL;
+        const char *e = c == '&'   ? "&amp;"
+                        : c == '<' ? "&lt;"
+                        : c == '>' ? "&gt;"
+                        : c == '"' ? "&quot;"
+                                   : NULL;
         if (e) {
             qx_buf_str(b, e);
         } else {
@@ -85,7 +89,8 @@ static void xml(struct qx_buf *b, const char *s)
 
 static void text(struct qx_buf *b, double x, double y, const char *anchor, int size, const char *s)
 {
-    qx_buf_fmt(b, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" font-size=\"%d\">", x, y, anchor, size);
+    qx_buf_fmt(b, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" font-size=\"%d\">", x, y, anchor,
+               size);
     xml(b, s);
     qx_buf_str(b, "</text>\n");
 }
@@ -94,7 +99,8 @@ void qx_svg_begin(struct qx_svg *s, const char *title, uint32_t n_charts)
 {
     memset(s, 0, sizeof *s);
     uint64_t height = 40 + (uint64_t)n_charts * CHART_H;
-    qx_buf_fmt(&s->buf, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%" PRIu64
+    qx_buf_fmt(&s->buf,
+               "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%" PRIu64
                "\" viewBox=\"0 0 %d %" PRIu64 "\" font-family=\"sans-serif\">\n"
                "<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
                CHART_W, height, CHART_W, height);
@@ -113,8 +119,8 @@ static void axes(struct qx_svg *s, const char *title, double x0, double x1, doub
     double bottom = top + CHART_H - BOTTOM;
     char label[40];
     text(b, LEFT, top + 16, "start", 12, title);
-    qx_buf_fmt(b, "<path d=\"M%d %.1f V%.1f H%d\" fill=\"none\" stroke=\"#888\"/>\n", LEFT, top + TOP,
-               bottom, CHART_W - RIGHT);
+    qx_buf_fmt(b, "<path d=\"M%d %.1f V%.1f H%d\" fill=\"none\" stroke=\"#888\"/>\n", LEFT,
+               top + TOP, bottom, CHART_W - RIGHT);
     for (int i = 0; i <= 4; i++) {
         double f = i / 4.0;
         double v = log_x ? x0 * pow(x1 / x0, f) : x0 + (x1 - x0) * f;
@@ -125,7 +131,8 @@ static void axes(struct qx_svg *s, const char *title, double x0, double x1, doub
     }
 }
 
-void qx_svg_bars(struct qx_svg *s, const char *title, const uint64_t *v, size_t n, double lo, double hi)
+void qx_svg_bars(struct qx_svg *s, const char *title, const uint64_t *v, size_t n, double lo,
+                 double hi)
 {
     double top = chart_top(s);
     double bottom = top + CHART_H - BOTTOM;
@@ -134,7 +141,8 @@ void qx_svg_bars(struct qx_svg *s, const char *title, const uint64_t *v, size_t 
     double w = (CHART_W - LEFT - RIGHT) / (double)(n ? n : 1);
     for (size_t i = 0; i < n && max; i++) {
         double h = (double)v[i] / (double)max * (CHART_H - TOP - BOTTOM);
-        qx_buf_fmt(&s->buf, "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\"/>\n",
+        qx_buf_fmt(&s->buf,
+                   "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\"/>\n",
                    LEFT + w * (double)i, bottom - h, w * 0.92, h, colors[0]);
     }
     s->n_charts++;
@@ -175,7 +183,8 @@ void qx_svg_lines(struct qx_svg *s, const char *title, const char *x_label, cons
                 continue;
             }
             double f = log_x ? log(px / x0) / log(x1 / x0) : (px - x0) / (x1 - x0);
-            qx_buf_fmt(&s->buf, "%s%.2f %.2f", open ? " L" : "M", LEFT + f * (CHART_W - LEFT - RIGHT),
+            qx_buf_fmt(&s->buf, "%s%.2f %.2f", open ? " L" : "M",
+                       LEFT + f * (CHART_W - LEFT - RIGHT),
                        bottom - py / y1 * (CHART_H - TOP - BOTTOM));
             open = true;
         }

@@ -1,5 +1,6 @@
-/* quant_config.c: owns the reading of quantisation settings and the matching of their names. Values of
- * the wrong type are errors here; what the settings claim is judged against storage in resolve.c. */
+/* quant_config.c: owns the reading of quantisation settings and the matching of their names. Values
+ * of the wrong type are errors here; what the settings claim is judged against storage in
+ * resolve.c. */
 #include "quant_config.h"
 
 #include "str.h"
@@ -10,7 +11,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* ---- vocabulary -------------------------------------------------------------------------------------- */
+/* ---- vocabulary ------------------------------------------------------------------------------ */
 
 static const struct {
     const char *name;
@@ -65,7 +66,7 @@ static uint32_t group_of(enum qx_algo a)
     return 0;
 }
 
-/* ---- names --------------------------------------------------------------------------------------------- */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 static bool starts(const char *s, size_t n, const char *lit)
 {
@@ -192,8 +193,8 @@ static bool covers(const struct qx_norm *a, struct qx_norm m)
     return a->n <= m.n && memcmp(a->p, m.p, a->n) == 0 && (a->n == m.n || m.p[a->n] == '.');
 }
 
-struct qx_quant_pattern *qx_quant_find_pattern(struct qx_quant_pattern *list, size_t n, const char *name,
-                                               struct qx_norm m)
+struct qx_quant_pattern *qx_quant_find_pattern(struct qx_quant_pattern *list, size_t n,
+                                               const char *name, struct qx_norm m)
 {
     const char *end = m.p + m.n;
     for (size_t i = 0; i < n; i++) {
@@ -229,7 +230,7 @@ struct qx_quant_pattern *qx_quant_find_convert(const struct qx_quant_home *h, st
     return NULL;
 }
 
-/* ---- reading ------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 struct qreader {
     const char *file, *path;
@@ -240,7 +241,8 @@ struct qreader {
     int rc;
 };
 
-static void type_error(struct qreader *r, const char *key, const struct qx_json *v, const char *expected)
+static void type_error(struct qreader *r, const char *key, const struct qx_json *v,
+                       const char *expected)
 {
     char brief[48];
     if (!r->rc) {
@@ -362,18 +364,21 @@ static void check_group(struct qreader *r, const char *key, const struct qx_quan
     snprintf(path, sizeof path, "%squantized_layers.%s.group_size", r->path, key);
     snprintf(expected, sizeof expected, "%" PRIu32, want);
     if (e->group_size == 0) {
-        snprintf(text, sizeof text, "the entry gives no group_size; %s has groups of %" PRIu32 " only",
-                 e->algo_text, want);
-        qx_findings_add(r->fs, &QX_REPORT("group-size-missing", QX_NOTE, .file = r->file, .key = path,
-                                          .expected = expected, .text = text, .group = e->algo_text));
+        snprintf(text, sizeof text,
+                 "the entry gives no group_size; %s has groups of %" PRIu32 " only", e->algo_text,
+                 want);
+        qx_findings_add(r->fs,
+                        &QX_REPORT("group-size-missing", QX_NOTE, .file = r->file, .key = path,
+                                   .expected = expected, .text = text, .group = e->algo_text));
         return;
     }
     snprintf(found, sizeof found, "%" PRIu32, e->group_size);
-    snprintf(text, sizeof text, "%s is declared with groups of %" PRIu32 "; it has groups of %" PRIu32
-             " only", e->algo_text, e->group_size, want);
-    qx_findings_add(r->fs, &QX_REPORT("unsupported-group-size", QX_ERROR, .file = r->file, .key = path,
-                                      .expected = expected, .found = found, .text = text,
-                                      .group = e->algo_text));
+    snprintf(text, sizeof text,
+             "%s is declared with groups of %" PRIu32 "; it has groups of %" PRIu32 " only",
+             e->algo_text, e->group_size, want);
+    qx_findings_add(r->fs, &QX_REPORT("unsupported-group-size", QX_ERROR, .file = r->file,
+                                      .key = path, .expected = expected, .found = found,
+                                      .text = text, .group = e->algo_text));
 }
 
 static void read_entries(struct qreader *r, struct qx_quant_home *h, const struct qx_json *o)
@@ -448,7 +453,10 @@ static enum qx_format group_format(const struct qx_json *group)
         return qx_json_get(group, "input_activations") ? QX_F_NVFP4 : QX_F_W4A16_NVFP4;
     }
     if (bits == 8) {
-        return size == 0 ? QX_F_FP8 : size == 32 ? QX_F_MXFP8 : size == 128 ? QX_F_FP8_BLOCK : QX_F_NONE;
+        return size == 0     ? QX_F_FP8
+               : size == 32  ? QX_F_MXFP8
+               : size == 128 ? QX_F_FP8_BLOCK
+                             : QX_F_NONE;
     }
     return QX_F_NONE;
 }
@@ -475,7 +483,8 @@ static void read_groups(struct qreader *r, struct qx_quant_home *h, const struct
         const struct qx_json *t = qx_json_get(g, "targets");
         for (const struct qx_json *v = qx_json_each(t, NULL); v; v = qx_json_each(t, v)) {
             /* "Linear" and regular expressions name kinds of modules, not modules. */
-            if (v->type != QX_JSON_STRING || !strchr(v->str, '.') || strncmp(v->str, "re:", 3) == 0) {
+            if (v->type != QX_JSON_STRING || !strchr(v->str, '.') ||
+                strncmp(v->str, "re:", 3) == 0) {
                 continue;
             }
             const char *s = keep(r, v->str, v->str_n);
@@ -488,8 +497,9 @@ static void read_groups(struct qreader *r, struct qx_quant_home *h, const struct
 
 static void read_method(struct qreader *r, struct qx_quant_home *h, const struct qx_json *o)
 {
-    static const char *const foreign[] = {"gptq", "auto-round", "awq", "compressed-tensors", "exl3",
-                                          "bitsandbytes", "hqq", "aqlm", "mlx"};
+    static const char *const foreign[] = {"gptq", "auto-round",   "awq", "compressed-tensors",
+                                          "exl3", "bitsandbytes", "hqq", "aqlm",
+                                          "mlx"};
     h->method = read_word(r, o, "quant_method");
     h->algo_text = read_word(r, o, "quant_algo");
     h->kv_cache = read_word(r, o, "kv_cache_quant_algo");
@@ -510,7 +520,8 @@ static void read_method(struct qreader *r, struct qx_quant_home *h, const struct
         if (r->fs && !r->rc && (h->block_rows != 128 || h->block_cols != 128)) {
             char found[48];
             char path[96];
-            snprintf(found, sizeof found, "[%" PRIu32 ", %" PRIu32 "]", h->block_rows, h->block_cols);
+            snprintf(found, sizeof found, "[%" PRIu32 ", %" PRIu32 "]", h->block_rows,
+                     h->block_cols);
             snprintf(path, sizeof path, "%sweight_block_size", r->path);
             qx_findings_add(r->fs, &QX_REPORT("unsupported-group-size", QX_ERROR, .file = r->file,
                                               .key = path, .expected = "[128, 128]", .found = found,

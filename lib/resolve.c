@@ -1,5 +1,5 @@
-/* resolve.c: owns the list of modules and the n-gram table as they are stored. One pass over the sorted
- * tensors; only a module's own name is copied. Metadata is resolve_meta.c's. */
+/* resolve.c: owns the list of modules and the n-gram table as they are stored. One pass over the
+ * sorted tensors; only a module's own name is copied. Metadata is resolve_meta.c's. */
 #include "resolve.h"
 
 #include "pack.h"
@@ -11,11 +11,15 @@
 #include <string.h>
 
 static const char *const component_names[QX_C_COUNT] = {
-    "embed", "lm_head", "hyper_connections", "linear_attn", "self_attn", "router", "shared_expert",
-    "experts", "ple", "ple_table", "mtp", "vision", "other",
+    "embed",         "lm_head",   "hyper_connections",
+    "linear_attn",   "self_attn", "router",
+    "shared_expert", "experts",   "ple",
+    "ple_table",     "mtp",       "vision",
+    "other",
 };
 static const char *const source_names[] = {
-    "map", "ple_embedding_dtype", "modules_to_convert", "ignore", "modules_to_not_convert", "default",
+    "map",     "ple_embedding_dtype",    "modules_to_convert",
+    "ignore",  "modules_to_not_convert", "default",
     "storage",
 };
 
@@ -94,7 +98,7 @@ static bool is_float(const struct qx_tensor *t)
     return t->dtype == QX_DT_BF16 || t->dtype == QX_DT_F16 || t->dtype == QX_DT_F32;
 }
 
-/* ---- form of a module ---------------------------------------------------------------------------------- */
+/* ---- form of a module ------------------------------------------------------------------------ */
 
 /* Stored scale dimensions against [stack, rows, cols]; leading 1s of the stack may be missing. */
 static bool scale_is(const struct qx_tensor *s, uint64_t stack, uint64_t rows, uint64_t cols)
@@ -156,8 +160,8 @@ static void decide_fp8(struct qx_module *m, enum qx_format claim)
         }
         return;
     }
-    /* A block scale under the other name: several elements in the shape of blocks (case A15), or one
-     * where the configuration says block. */
+    /* A block scale under the other name: several elements in the shape of blocks (case A15), or
+     * one where the configuration says block. */
     if ((plain->n_elems > 1 || claim == QX_F_FP8_BLOCK) && is_float(plain) &&
         block_scale_is(plain, m->n_stacked, bo, bi)) {
         m->form = QX_F_FP8_BLOCK;
@@ -226,12 +230,13 @@ void qx_module_decide(struct qx_module *m, const struct qx_claim *claim)
     m->group_size = qx_format_group(m->form);
 }
 
-/* ---- gathering ----------------------------------------------------------------------------------------- */
+/* ---- gathering ------------------------------------------------------------------------------- */
 
-static struct qx_module *module_for(struct qx_resolved *r, const struct qx_name *nm, const char *name)
+static struct qx_module *module_for(struct qx_resolved *r, const struct qx_name *nm,
+                                    const char *name)
 {
-    /* Tensors of a module follow each other, but for strangers such as weight_quantizer.* between weight
-     * and weight_scale, which are modules of their own here. */
+    /* Tensors of a module follow each other, but for strangers such as weight_quantizer.* between
+     * weight and weight_scale, which are modules of their own here. */
     for (size_t i = r->n; i > 0 && r->n - i < 16; --i) {
         struct qx_module *m = &r->modules[i - 1];
         if (strncmp(m->name, name, nm->module_len) == 0 && m->name[nm->module_len] == '\0') {
@@ -349,8 +354,8 @@ static int put_shard(struct qx_resolved *r, const struct qx_name *nm, const stru
     return 0;
 }
 
-static int put_table_tensor(struct qx_resolved *r, const struct qx_name *nm, const struct qx_tensor *t,
-                            struct gather *g, size_t *cap)
+static int put_table_tensor(struct qx_resolved *r, const struct qx_name *nm,
+                            const struct qx_tensor *t, struct gather *g, size_t *cap)
 {
     if (nm->foreign_shard) {
         return 0;
@@ -371,7 +376,8 @@ static int put_table_tensor(struct qx_resolved *r, const struct qx_name *nm, con
 }
 
 /* Which other convention a shard follows, by dtype and columns (formats 5.2). */
-static const char *foreign_form(const struct qx_tensor *w, const struct qx_tensor *s, uint64_t width)
+static const char *foreign_form(const struct qx_tensor *w, const struct qx_tensor *s,
+                                uint64_t width)
 {
     if (w->n_dims != 2) {
         return NULL;
@@ -462,7 +468,8 @@ static void finish_packed(struct qx_resolved *r, const struct gather *g)
     t->row_base = p.row_base;
     t->form = p.format;
     t->global = p.format == QX_F_FP8 ? g->scale : p.format == QX_F_NVFP4 ? g->scale_2 : NULL;
-    t->format = !p.has_global || global_ok(t->global, p.format == QX_F_NVFP4) ? p.format : QX_F_NONE;
+    t->format =
+        !p.has_global || global_ok(t->global, p.format == QX_F_NVFP4) ? p.format : QX_F_NONE;
 }
 
 /* The note that repack --rank leaves in config.json: the slice's first row. */
@@ -512,9 +519,11 @@ static int finish_table(struct qx_resolved *r, const struct gather *g)
         const char *leaf = strrchr(g->foreign->name, '.') + 1;
         bool int6 = strcmp(leaf, "weight_packed") == 0 && g->foreign->n_dims == 2 &&
                     g->foreign->shape[1] * 4 == (uint64_t)c->ple_row_width * 3;
-        t->foreign = int6 ? "INT6 in groups of 32" : strcmp(leaf, "trellis") == 0 || strcmp(leaf, "head_bias") == 0 ? "EXL3"
-                     : strcmp(leaf, "scales") == 0 || strcmp(leaf, "biases") == 0 ? "MLX"
-                     : strcmp(leaf, "qweight") == 0 ? "GPTQ" : "compressed-tensors";
+        t->foreign = int6 ? "INT6 in groups of 32"
+                     : strcmp(leaf, "trellis") == 0 || strcmp(leaf, "head_bias") == 0 ? "EXL3"
+                     : strcmp(leaf, "scales") == 0 || strcmp(leaf, "biases") == 0     ? "MLX"
+                     : strcmp(leaf, "qweight") == 0                                   ? "GPTQ"
+                                                    : "compressed-tensors";
         t->form = t->format = QX_F_NONE;
     }
     t->row_base = rank_row_base(r, &t->is_slice);

@@ -1,4 +1,5 @@
-/* resolve_impl.h: shared by resolve.c (storage), resolve_meta.c (metadata) and resolve_why.c (reasons). */
+/* resolve_impl.h: shared by resolve.c (storage), resolve_meta.c (metadata) and resolve_why.c
+ * (reasons). */
 #ifndef QX_RESOLVE_IMPL_H
 #define QX_RESOLVE_IMPL_H
 
@@ -20,22 +21,23 @@ struct qx_resolved {
 };
 
 enum qx_claim_kind {
-    QX_CL_NONE,     /* nothing lists the module */
+    QX_CL_NONE, /* nothing lists the module */
     QX_CL_IGNORED,
     QX_CL_FORMAT,
-    QX_CL_UNKNOWN   /* listed with an algorithm that is not known */
+    QX_CL_UNKNOWN /* listed with an algorithm that is not known */
 };
 /* What one home of the settings says about a module. */
 struct qx_claim {
     enum qx_claim_kind kind;
     enum qx_format format;
     enum qx_source source;
-    const char *entry;      /* key or pattern as written, NULL for a default */
+    const char *entry; /* key or pattern as written, NULL for a default */
     const char *algo_text;
     uint32_t group_size;
     bool soft;
 };
-/* name: full module name, NUL-terminated. is_linear: a default algorithm of the whole model applies. */
+/* name: full module name, NUL-terminated. is_linear: a default algorithm of the whole model
+ * applies. */
 struct qx_claim qx_claim_of(struct qx_quant_home *h, const struct qx_config *c, const char *name,
                             bool is_linear);
 /* The table: without ple_embedding_dtype, which is no part of a home. */

@@ -1,5 +1,6 @@
-/* resolve_meta.c: what the configuration says about every module, and where that disagrees with what is
- * stored. Storage has decided how a module is read; here only `source`, `entry` and findings follow. */
+/* resolve_meta.c: what the configuration says about every module, and where that disagrees with
+ * what is stored. Storage has decided how a module is read; here only `source`, `entry` and
+ * findings follow. */
 #include "resolve_impl.h"
 
 #include "str.h"
@@ -9,12 +10,15 @@
 #include <string.h>
 #include <strings.h>
 
-/* ---- claims -------------------------------------------------------------------------------------------- */
+/* ---- claims ---------------------------------------------------------------------------------- */
 
 static struct qx_claim entry_claim(struct qx_quant_entry *e)
 {
-    struct qx_claim cl = {.kind = QX_CL_UNKNOWN, .source = QX_SRC_MAP, .entry = e->key,
-                          .algo_text = e->algo_text, .group_size = e->group_size};
+    struct qx_claim cl = {.kind = QX_CL_UNKNOWN,
+                          .source = QX_SRC_MAP,
+                          .entry = e->key,
+                          .algo_text = e->algo_text,
+                          .group_size = e->group_size};
     e->used = true;
     cl.format = qx_algo_format(e->algo);
     if (cl.format != QX_F_NONE) {
@@ -23,13 +27,15 @@ static struct qx_claim entry_claim(struct qx_quant_entry *e)
     return cl;
 }
 
-/* Module names can carry the run-time number of the MTP layer; keys were rewritten, so are names here. */
+/* Module names can carry the run-time number of the MTP layer; keys were rewritten, so are names
+ * here. */
 static struct qx_norm module_norm(const struct qx_config *c, const char *name, char buf[320])
 {
     size_t n = strlen(name);
     char head[32];
     int h = snprintf(head, sizeof head, "mtp.layers.%" PRIu32 ".", c ? c->n_layers : 0);
-    if (name[0] == 'm' && name[1] == 't' && h > 0 && strncmp(name, head, (size_t)h) == 0 && n < 300) {
+    if (name[0] == 'm' && name[1] == 't' && h > 0 && strncmp(name, head, (size_t)h) == 0 &&
+        n < 300) {
         snprintf(buf, 320, "mtp.layers.0.%s", name + h);
         name = buf;
         n = strlen(buf);
@@ -63,8 +69,9 @@ struct qx_claim qx_claim_of(struct qx_quant_home *h, const struct qx_config *c, 
         cl.kind = QX_CL_FORMAT;
         cl.algo_text = h->algo_text;
         cl.group_size = h->group_size;
-        /* The fp8 method's list of exceptions is not known to be complete (formats U1): but for experts
-         * its default confirms what is stored quantised and does not forbid what is plain. */
+        /* The fp8 method's list of exceptions is not known to be complete (formats U1): but for
+         * experts its default confirms what is stored quantised and does not forbid what is plain.
+         */
         cl.soft = h->is_fp8_method && !strstr(name, ".mlp.experts.");
     }
     return cl;
@@ -120,7 +127,7 @@ struct qx_claim qx_claim_of_ple_dtype(const struct qx_config *c)
     return cl;
 }
 
-/* ---- reading both homes ---------------------------------------------------------------------------------- */
+/* ---- reading both homes ---------------------------------------------------------------------- */
 
 static int read_home(struct qx_resolved *r, int i, const struct qx_blob *b, const char *file,
                      const char *member, struct qx_findings *fs, struct qx_error *err)
@@ -145,13 +152,14 @@ static int read_home(struct qx_resolved *r, int i, const struct qx_blob *b, cons
         if (!o && mlx && mlx->type == QX_JSON_OBJECT && qx_json_get(mlx, "bits")) {
             qx_findings_add(fs, &QX_REPORT("foreign-convention", QX_ERROR, .file = file,
                                            .key = "quantization", .expected = "quantization_config",
-                                           .found = "MLX", .text = "the settings are those of MLX; its "
-                                           "tensors are named, not read"));
+                                           .found = "MLX",
+                                           .text = "the settings are those of MLX; its "
+                                                   "tensors are named, not read"));
         }
     }
     /* Only the home that decides says what is wrong with its group sizes. */
-    rc = qx_quant_home_read(h, o, file, path, r->c, r->arena, i == 0 || !r->home[0].present ? fs : NULL,
-                            err);
+    rc = qx_quant_home_read(h, o, file, path, r->c, r->arena,
+                            i == 0 || !r->home[0].present ? fs : NULL, err);
     if (!rc && !member && h->present && h->method[0] == '\0' && h->algo_text[0] == '\0' &&
         h->n_entries == 0 && h->n_ignore == 0) {
         h->present = false;
@@ -162,7 +170,8 @@ static int read_home(struct qx_resolved *r, int i, const struct qx_blob *b, cons
 
 static bool is_modelopt(const char *method)
 {
-    static const char *const names[] = {"modelopt", "modelopt_fp4", "modelopt_fp8", "modelopt_mixed"};
+    static const char *const names[] = {"modelopt", "modelopt_fp4", "modelopt_fp8",
+                                        "modelopt_mixed"};
     for (size_t i = 0; i < QX_ARRAY_LEN(names); i++) {
         if (strcasecmp(names[i], method) == 0) {
             return true;
@@ -179,8 +188,10 @@ static void report_method(struct qx_resolved *r, struct qx_findings *fs)
         return;
     }
     if (h->is_foreign) {
-        snprintf(text, sizeof text, "quant_method '%s' is another convention; its tensors are named, not "
-                 "read", h->method);
+        snprintf(text, sizeof text,
+                 "quant_method '%s' is another convention; its tensors are named, not "
+                 "read",
+                 h->method);
         qx_findings_add(fs, &QX_REPORT("foreign-convention", QX_ERROR, .file = h->file,
                                        .key = "quant_method", .expected = "modelopt or fp8",
                                        .found = h->method, .text = text));
@@ -206,15 +217,17 @@ static void report_method(struct qx_resolved *r, struct qx_findings *fs)
         const char *found = e->algo_text[0] ? e->algo_text : "nothing";
         snprintf(text, sizeof text, "the map gives '%.100s' the algorithm '%s', which is not known",
                  e->key, found);
-        qx_findings_add(fs, &QX_REPORT("unknown-quant-algo", QX_ERROR, .file = h->file, .key = e->key,
-                                       .tensor = e->key, .expected = qx_algo_names(), .found = found,
-                                       .text = text, .group = found));
+        qx_findings_add(fs, &QX_REPORT("unknown-quant-algo", QX_ERROR, .file = h->file,
+                                       .key = e->key, .tensor = e->key, .expected = qx_algo_names(),
+                                       .found = found, .text = text, .group = found));
     }
     if (h->n_normalised) {
         char n[24];
         snprintf(n, sizeof n, "%" PRIu32, h->n_normalised);
-        snprintf(text, sizeof text, "%s names of the settings use another prefix than the tensors and "
-                 "were matched after removing it", n);
+        snprintf(text, sizeof text,
+                 "%s names of the settings use another prefix than the tensors and "
+                 "were matched after removing it",
+                 n);
         qx_findings_add(fs, &QX_REPORT("normalised-names", QX_NOTE, .file = h->file,
                                        .key = h->ignore_key, .found = n, .text = text));
     }
@@ -223,7 +236,8 @@ static void report_method(struct qx_resolved *r, struct qx_findings *fs)
 int qx_resolve_read_homes(struct qx_resolved *r, struct qx_findings *fs, struct qx_error *err)
 {
     struct qx_error e;
-    int rc = read_home(r, 0, qx_ckpt_config_text(r->ck), "config.json", "quantization_config", fs, err);
+    int rc =
+        read_home(r, 0, qx_ckpt_config_text(r->ck), "config.json", "quantization_config", fs, err);
     if (rc) {
         return rc;
     }
@@ -233,7 +247,8 @@ int qx_resolve_read_homes(struct qx_resolved *r, struct qx_findings *fs, struct 
     }
     if (rc) {
         r->home[1].present = false;
-        struct qx_report rep = QX_REPORT(e.kind, QX_ERROR, .file = "hf_quant_config.json", .text = e.msg);
+        struct qx_report rep =
+            QX_REPORT(e.kind, QX_ERROR, .file = "hf_quant_config.json", .text = e.msg);
         rep.off = e.off;
         qx_findings_add(fs, &rep);
     }
@@ -242,7 +257,7 @@ int qx_resolve_read_homes(struct qx_resolved *r, struct qx_findings *fs, struct 
     return 0;
 }
 
-/* ---- comparing ------------------------------------------------------------------------------------------- */
+/* ---- comparing ------------------------------------------------------------------------------- */
 
 /* The module's container for grouping: ...mlp.experts for an expert, else the module itself. */
 static void container_of(const char *name, char out[256])
@@ -265,25 +280,31 @@ static void report_plain(struct qx_resolved *r, struct qx_findings *fs, const ch
     char group[96];
     char text[480];
     const char *stored = qx_dtype_name((enum qx_dtype)w->dtype);
-    const char *home = cl->source == QX_SRC_PLE_DTYPE ? "config.json" : r->used ? r->used->file : NULL;
-    snprintf(group, sizeof group, "%s %s %s", qx_format_name(cl->format), qx_source_name(cl->source),
-             stored);
+    const char *home = cl->source == QX_SRC_PLE_DTYPE ? "config.json"
+                       : r->used                      ? r->used->file
+                                                      : NULL;
+    snprintf(group, sizeof group, "%s %s %s", qx_format_name(cl->format),
+             qx_source_name(cl->source), stored);
     if (cl->source == QX_SRC_DEFAULT || cl->source == QX_SRC_MAP) {
-        snprintf(text, sizeof text, "%s claims %s (%s%s%.120s) and the module is stored plain as %s; %s "
+        snprintf(text, sizeof text,
+                 "%s claims %s (%s%s%.120s) and the module is stored plain as %s; %s "
                  "'%.160s' would cover it",
                  home ? home : "the configuration", qx_format_name(cl->format),
-                 qx_source_name(cl->source), cl->entry ? " " : "", cl->entry ? cl->entry : "", stored,
-                 cl->source == QX_SRC_MAP ? "no map entry for it and an ignore entry" : "the ignore entry",
+                 qx_source_name(cl->source), cl->entry ? " " : "", cl->entry ? cl->entry : "",
+                 stored,
+                 cl->source == QX_SRC_MAP ? "no map entry for it and an ignore entry"
+                                          : "the ignore entry",
                  module);
     } else {
-        snprintf(text, sizeof text, "%s claims %s (%s '%.120s') and the module is stored plain as %s",
+        snprintf(text, sizeof text,
+                 "%s claims %s (%s '%.120s') and the module is stored plain as %s",
                  home ? home : "the configuration", qx_format_name(cl->format),
                  qx_source_name(cl->source), cl->entry ? cl->entry : "", stored);
     }
     qx_findings_add(fs, &QX_REPORT("quantized-but-plain", QX_ERROR, .file = file_of(r, w),
                                    .tensor = module, .key = cl->entry,
-                                   .expected = qx_format_name(cl->format), .found = stored, .text = text,
-                                   .group = group));
+                                   .expected = qx_format_name(cl->format), .found = stored,
+                                   .text = text, .group = group));
 }
 
 static void report_other(struct qx_resolved *r, struct qx_findings *fs, const char *module,
@@ -298,17 +319,20 @@ static void report_other(struct qx_resolved *r, struct qx_findings *fs, const ch
     const char *proj = strrchr(module, '.');
     snprintf(group, sizeof group, "%s %s %s %.60s", expected, found, qx_source_name(cl->source),
              proj ? proj : module);
-    snprintf(text, sizeof text, "the configuration claims %s (%s%s%.160s), stored is %s with weight %s",
+    snprintf(text, sizeof text,
+             "the configuration claims %s (%s%s%.160s), stored is %s with weight %s",
              qx_format_name(cl->format), qx_source_name(cl->source), cl->entry ? " " : "",
              cl->entry ? cl->entry : "", form == QX_F_NONE ? "no known form" : qx_format_name(form),
              qx_dtype_name((enum qx_dtype)w->dtype));
-    qx_findings_add(fs, &QX_REPORT(dtype ? "weight-dtype" : "format-mismatch", QX_ERROR,
-                                   .file = file_of(r, w), .tensor = w->name, .key = cl->entry,
-                                   .expected = expected, .found = found, .text = text, .group = group));
+    qx_findings_add(fs,
+                    &QX_REPORT(dtype ? "weight-dtype" : "format-mismatch", QX_ERROR,
+                               .file = file_of(r, w), .tensor = w->name, .key = cl->entry,
+                               .expected = expected, .found = found, .text = text, .group = group));
 }
 
 static void report_undeclared(struct qx_resolved *r, struct qx_findings *fs, const char *module,
-                              const struct qx_tensor *w, enum qx_format form, const struct qx_claim *cl)
+                              const struct qx_tensor *w, enum qx_format form,
+                              const struct qx_claim *cl)
 {
     char group[128];
     char text[400];
@@ -320,8 +344,10 @@ static void report_undeclared(struct qx_resolved *r, struct qx_findings *fs, con
     container_of(module, container);
     snprintf(group, sizeof group, "%s %s", qx_format_name(form), says);
     if (cl->kind == QX_CL_IGNORED) {
-        snprintf(text, sizeof text, "stored as %s, but the settings only say that it is ignored ('%.160s')"
-                 "; it is read as stored", qx_format_name(form), cl->entry ? cl->entry : "");
+        snprintf(text, sizeof text,
+                 "stored as %s, but the settings only say that it is ignored ('%.160s')"
+                 "; it is read as stored",
+                 qx_format_name(form), cl->entry ? cl->entry : "");
     } else {
         snprintf(text, sizeof text, "stored as %s, but no setting says so; it is read as stored",
                  qx_format_name(form));
@@ -382,12 +408,15 @@ static void compare_table(struct qx_resolved *r, struct qx_findings *fs)
     struct qx_claim by_dtype = qx_claim_of_ple_dtype(r->c);
     if (by_dtype.kind == QX_CL_UNKNOWN) {
         char text[256];
-        snprintf(text, sizeof text, "ple_embedding_dtype '%s' is not supported; supported are "
-                 "float8_e4m3fn, nvfp4, bfloat16, float16, float32", by_dtype.entry);
-        qx_findings_add(fs, &QX_REPORT("unsupported-ple-dtype", QX_ERROR, .file = "config.json",
-                                       .tensor = t->module, .key = "text_config.ple_embedding_dtype",
-                                       .expected = "float8_e4m3fn, nvfp4, bfloat16, float16, float32",
-                                       .found = by_dtype.entry, .text = text));
+        snprintf(text, sizeof text,
+                 "ple_embedding_dtype '%s' is not supported; supported are "
+                 "float8_e4m3fn, nvfp4, bfloat16, float16, float32",
+                 by_dtype.entry);
+        qx_findings_add(fs,
+                        &QX_REPORT("unsupported-ple-dtype", QX_ERROR, .file = "config.json",
+                                   .tensor = t->module, .key = "text_config.ple_embedding_dtype",
+                                   .expected = "float8_e4m3fn, nvfp4, bfloat16, float16, float32",
+                                   .found = by_dtype.entry, .text = text));
     }
     struct qx_claim cl[2] = {by_dtype, qx_claim_of_table(r->used, t->module ? t->module : "")};
     const struct qx_tensor *w = t->packed;
@@ -466,8 +495,8 @@ static void compare_homes(struct qx_resolved *r, struct qx_findings *fs, const c
     }
     container_of(name, container);
     snprintf(group, sizeof group, "%s|%s|%s", container, x, y);
-    snprintf(text, sizeof text, "%s says %s, %s says %s for '%.200s'; config.json wins", r->home[0].file,
-             x, r->home[1].file, y, container);
+    snprintf(text, sizeof text, "%s says %s, %s says %s for '%.200s'; config.json wins",
+             r->home[0].file, x, r->home[1].file, y, container);
     qx_findings_add(fs, &QX_REPORT("quant-conflict", QX_WARNING, .file = r->home[1].file,
                                    .key = container, .expected = x, .found = y, .text = text,
                                    .group = group));
@@ -487,14 +516,16 @@ static void compare_groups(const struct qx_quant_home *h, struct qx_findings *fs
         if (f == QX_F_NONE || f == t->format || fp4) {
             continue;
         }
-        const char *says = t->format == QX_F_NONE ? "numbers of no known format"
-                                                  : qx_format_name(t->format);
+        const char *says =
+            t->format == QX_F_NONE ? "numbers of no known format" : qx_format_name(t->format);
         snprintf(group, sizeof group, "%.60s %s %s", t->group, e->algo_text, says);
-        snprintf(text, sizeof text, "config_groups.%.60s has %s for '%.160s', quantized_layers says %s; the "
-                 "map is used", t->group, says, t->text, e->algo_text);
-        qx_findings_add(fs, &QX_REPORT("quant-conflict", QX_WARNING, .file = h->file, .key = t->text,
-                                       .expected = e->algo_text, .found = says, .text = text,
-                                       .group = group));
+        snprintf(text, sizeof text,
+                 "config_groups.%.60s has %s for '%.160s', quantized_layers says %s; the "
+                 "map is used",
+                 t->group, says, t->text, e->algo_text);
+        qx_findings_add(fs, &QX_REPORT("quant-conflict", QX_WARNING, .file = h->file,
+                                       .key = t->text, .expected = e->algo_text, .found = says,
+                                       .text = text, .group = group));
     }
 }
 
@@ -526,13 +557,14 @@ static void report_unused_entries(struct qx_resolved *r, struct qx_findings *fs)
         }
         snprintf(text, sizeof text, "the map entry '%.200s' (%s) names no stored module", e->key,
                  e->algo_text);
-        qx_findings_add(fs, &QX_REPORT("entry-without-module", QX_WARNING, .file = h->file, .key = e->key,
-                                       .expected = "a stored module", .found = "none", .text = text,
-                                       .group = h->file));
+        qx_findings_add(fs, &QX_REPORT("entry-without-module", QX_WARNING, .file = h->file,
+                                       .key = e->key, .expected = "a stored module",
+                                       .found = "none", .text = text, .group = h->file));
     }
     for (size_t i = 0; i < h->n_convert; i++) {
         if (!h->convert[i].used) {
-            snprintf(text, sizeof text, "modules_to_convert names '%.200s', which no stored module is",
+            snprintf(text, sizeof text,
+                     "modules_to_convert names '%.200s', which no stored module is",
                      h->convert[i].text);
             qx_findings_add(fs, &QX_REPORT("entry-without-module", QX_WARNING, .file = h->file,
                                            .key = h->convert[i].text, .expected = "a stored module",
@@ -541,13 +573,14 @@ static void report_unused_entries(struct qx_resolved *r, struct qx_findings *fs)
     }
 }
 
-/* Without an input_scale of its own an expert is still one of W4A4 when its siblings have one: then the
- * scale is missing, not the format another. Siblings follow each other in the list. */
+/* Without an input_scale of its own an expert is still one of W4A4 when its siblings have one: then
+ * the scale is missing, not the format another. Siblings follow each other in the list. */
 static void settle_siblings(struct qx_resolved *r)
 {
     size_t i = 0;
     while (i < r->n) {
-        const char *p = r->modules[i].expert >= 0 ? strstr(r->modules[i].name, ".mlp.experts.") : NULL;
+        const char *p =
+            r->modules[i].expert >= 0 ? strstr(r->modules[i].name, ".mlp.experts.") : NULL;
         if (!p) {
             i++;
             continue;
@@ -607,7 +640,8 @@ int qx_resolve_claims(struct qx_resolved *r, struct qx_findings *fs, struct qx_e
         r->home[1].algo != QX_A_NONE) {
         char text[256];
         snprintf(text, sizeof text, "%s says quant_algo %.40s, %s says %.40s; config.json wins",
-                 r->home[0].file, r->home[0].algo_text[0] ? r->home[0].algo_text : r->home[0].method,
+                 r->home[0].file,
+                 r->home[0].algo_text[0] ? r->home[0].algo_text : r->home[0].method,
                  r->home[1].file, r->home[1].algo_text);
         qx_findings_add(fs, &QX_REPORT("quant-conflict", QX_WARNING, .file = r->home[1].file,
                                        .key = "quant_algo", .expected = r->home[0].algo_text,

@@ -1,4 +1,5 @@
-/* resolve_why.c: the reasons behind one module's format, in the order in which they were consulted. */
+/* resolve_why.c: the reasons behind one module's format, in the order in which they were consulted.
+ */
 #include "resolve_impl.h"
 
 #include "json_doc.h"
@@ -45,7 +46,8 @@ static void line_claim(struct qx_buf *b, const struct qx_quant_home *h, const st
     case QX_CL_NONE:
         qx_buf_str(b, "nothing lists it");
         if (h->algo_text[0]) {
-            qx_buf_fmt(b, "; the algorithm of the whole model (%s) does not speak about it", h->algo_text);
+            qx_buf_fmt(b, "; the algorithm of the whole model (%s) does not speak about it",
+                       h->algo_text);
         }
         break;
     }
@@ -56,11 +58,14 @@ static void line_claim(struct qx_buf *b, const struct qx_quant_home *h, const st
     qx_buf_chr(b, '\n');
 }
 
-static void homes(struct qx_buf *b, const struct qx_resolved *r, const char *name, bool linear, bool table)
+static void homes(struct qx_buf *b, const struct qx_resolved *r, const char *name, bool linear,
+                  bool table)
 {
     bool any = false;
-    qx_buf_str(b, "what the configuration says (own name, then the longest prefix in quantized_layers, then "
-                  "the ignore list, then the algorithm of the whole model)\n");
+    qx_buf_str(
+        b,
+        "what the configuration says (own name, then the longest prefix in quantized_layers, then "
+        "the ignore list, then the algorithm of the whole model)\n");
     if (table) {
         struct qx_claim c = qx_claim_of_ple_dtype(r->c);
         qx_buf_fmt(b, "  config.json text_config.ple_embedding_dtype: %s\n",
@@ -74,8 +79,8 @@ static void homes(struct qx_buf *b, const struct qx_resolved *r, const char *nam
         }
         any = true;
         struct qx_quant_home copy = *h;
-        struct qx_claim c = table ? qx_claim_of_table(&copy, name)
-                                  : qx_claim_of(&copy, r->c, name, linear);
+        struct qx_claim c =
+            table ? qx_claim_of_table(&copy, name) : qx_claim_of(&copy, r->c, name, linear);
         line_claim(b, h, &c);
     }
     if (!any) {
@@ -88,7 +93,8 @@ static void homes(struct qx_buf *b, const struct qx_resolved *r, const char *nam
 static void result(struct qx_buf *b, enum qx_format format, enum qx_format form, uint32_t group,
                    enum qx_source src, const char *entry)
 {
-    qx_buf_fmt(b, "result\n  format %s", form == QX_F_NONE ? "none that is known" : qx_format_name(form));
+    qx_buf_fmt(b, "result\n  format %s",
+               form == QX_F_NONE ? "none that is known" : qx_format_name(form));
     if (form == QX_F_FP8_BLOCK) {
         qx_buf_str(b, " 128x128");
     } else if (group) {
@@ -111,7 +117,9 @@ static void why_module(struct qx_buf *b, const struct qx_resolved *r, const stru
     qx_buf_str(b, "module ");
     quoted(b, m->name);
     qx_buf_fmt(b, "\n  component %s%s\n", qx_component_name(m->component),
-               m->is_linear ? ", a linear" : m->layout ? ", no linear" : ", not of the model family");
+               m->is_linear ? ", a linear"
+               : m->layout  ? ", no linear"
+                            : ", not of the model family");
     qx_buf_str(b, "what is stored\n");
     line_tensor(b, ck, "weight", m->weight);
     line_tensor(b, ck, m->scale_is_inv ? "scale_inv" : "scale", m->scale);
@@ -133,8 +141,10 @@ static void why_module(struct qx_buf *b, const struct qx_resolved *r, const stru
     homes(b, r, m->name, m->is_linear, false);
     result(b, m->format, m->form, m->group_size, m->source, m->entry);
     if (m->is_mtp && m->expert >= 0 && m->form == QX_F_FP8_BLOCK) {
-        qx_buf_str(b, "remark\n  loaders that ignore quantized_layers take MTP experts for BF16: they drop "
-                      "the scales, and acceptance of drafts falls to about 1.6 tokens a round\n");
+        qx_buf_str(
+            b,
+            "remark\n  loaders that ignore quantized_layers take MTP experts for BF16: they drop "
+            "the scales, and acceptance of drafts falls to about 1.6 tokens a round\n");
     }
 }
 
@@ -143,8 +153,10 @@ static void why_table(struct qx_buf *b, const struct qx_resolved *r)
     const struct qx_table *t = &r->table;
     qx_buf_str(b, "n-gram table ");
     quoted(b, t->module);
-    qx_buf_fmt(b, "\n  component ple_table\nwhat is stored\n  %" PRIu32 " shards of %" PRIu64 " rows, %"
-               PRIu32 " columns\n", t->n_shards, t->rows_per_shard, t->width);
+    qx_buf_fmt(b,
+               "\n  component ple_table\nwhat is stored\n  %" PRIu32 " shards of %" PRIu64
+               " rows, %" PRIu32 " columns\n",
+               t->n_shards, t->rows_per_shard, t->width);
     for (uint32_t i = 0; t->shards && i < t->n_shards; i++) {
         if (t->shards[i].weight) {
             line_tensor(b, r->ck, "first shard", t->shards[i].weight);
@@ -190,8 +202,8 @@ static bool why_container(struct qx_buf *b, const struct qx_resolved *r, const c
     qx_buf_fmt(b, " of %" PRIu64 " modules:", total);
     for (int f = 0; f < QX_F_COUNT; f++) {
         if (count[f]) {
-            qx_buf_fmt(b, " %" PRIu64 " %s", count[f], f == QX_F_NONE ? "unknown"
-                                                                    : qx_format_name((enum qx_format)f));
+            qx_buf_fmt(b, " %" PRIu64 " %s", count[f],
+                       f == QX_F_NONE ? "unknown" : qx_format_name((enum qx_format)f));
         }
     }
     qx_buf_str(b, "\nits first member:\n");
@@ -231,8 +243,10 @@ static bool why_elsewhere(struct qx_buf *b, const struct qx_ckpt *ck, const char
             quoted(b, name);
             qx_buf_str(b, "\n  the index gives it to ");
             quoted(b, a->file);
-            qx_buf_fmt(b, ", which %s\n", !a->file_exists ? "does not exist"
-                                          : !a->file_usable ? "cannot be read" : "does not hold it");
+            qx_buf_fmt(b, ", which %s\n",
+                       !a->file_exists   ? "does not exist"
+                       : !a->file_usable ? "cannot be read"
+                                         : "does not hold it");
             if (a->found_in) {
                 qx_buf_fmt(b, "  a copy lies in %s and is not read\n", a->found_in);
             }
@@ -242,8 +256,9 @@ static bool why_elsewhere(struct qx_buf *b, const struct qx_ckpt *ck, const char
     for (size_t i = 0; i < qx_ckpt_n_extras(ck); i++) {
         const struct qx_extra *e = qx_ckpt_extra(ck, i);
         if (strcmp(e->t.name, name) == 0) {
-            why_unresolved(b, ck, &e->t, e->superseded ? "the index gives the name to another file"
-                                                       : "the index does not list it: it is not read");
+            why_unresolved(b, ck, &e->t,
+                           e->superseded ? "the index gives the name to another file"
+                                         : "the index does not list it: it is not read");
             return true;
         }
     }

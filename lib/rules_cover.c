@@ -1,6 +1,6 @@
-/* rules_cover.c: every tensor that the configuration makes the model have is stored, in exactly one form.
- * What the index lists but no file gives is left to the findings of opening; what is absent otherwise is
- * reported with what is known about where it should be. */
+/* rules_cover.c: every tensor that the configuration makes the model have is stored, in exactly one
+ * form. What the index lists but no file gives is left to the findings of opening; what is absent
+ * otherwise is reported with what is known about where it should be. */
 #include "rules_impl.h"
 
 #include "alloc.h"
@@ -79,22 +79,26 @@ static void missing(struct cover *v, const char *tensor)
     char text[400];
     v->n_missing++;
     if (x) {
-        snprintf(text, sizeof text, "the index does not list it; an unindexed copy lies in %.120s, which "
-                 "exists and holds %" PRIu64 " tensors, and is not used", file,
-                 qx_ckpt_file(ck, x->t.file)->n_tensors);
+        snprintf(text, sizeof text,
+                 "the index does not list it; an unindexed copy lies in %.120s, which "
+                 "exists and holds %" PRIu64 " tensors, and is not used",
+                 file, qx_ckpt_file(ck, x->t.file)->n_tensors);
     } else if (qx_ckpt_has_index(ck)) {
-        snprintf(text, sizeof text, "the index does not list it and no file that it names holds it");
+        snprintf(text, sizeof text,
+                 "the index does not list it and no file that it names holds it");
     } else {
-        snprintf(text, sizeof text, "none of the %zu safetensors files holds it", qx_ckpt_n_files(ck));
+        snprintf(text, sizeof text, "none of the %zu safetensors files holds it",
+                 qx_ckpt_n_files(ck));
     }
-    qx_findings_add(v->k->fs, &QX_REPORT(kinds[v->part], QX_ERROR, .file = file, .tensor = tensor,
-                                         .expected = "the tensor", .found = x ? "unindexed" : "nothing",
-                                         .text = text, .group = file ? file : ""));
+    qx_findings_add(v->k->fs,
+                    &QX_REPORT(kinds[v->part], QX_ERROR, .file = file, .tensor = tensor,
+                               .expected = "the tensor", .found = x ? "unindexed" : "nothing",
+                               .text = text, .group = file ? file : ""));
 }
 
 /* Stored, listed but absent, or under another spelling: nothing to say here. */
-static bool accounted(struct cover *v, const struct qx_layout_entry *e, const char *module, int32_t layer,
-                      int32_t expert)
+static bool accounted(struct cover *v, const struct qx_layout_entry *e, const char *module,
+                      int32_t layer, int32_t expert)
 {
     const struct qx_module *m = qx_resolved_find(v->k->r, module);
     if (m && (m->weight || m->foreign)) {
@@ -124,11 +128,12 @@ static void cover_entries(struct cover *v, enum qx_place place, int32_t layer)
         if (e[i].place == QX_P_ROOT && v->k->c->tie_word_embeddings) {
             /* The embedding serves as head; one that is stored all the same leaves two answers. */
             if (qx_resolved_find(v->k->r, e[i].suffix)) {
-                qx_findings_add(v->k->fs, &QX_REPORT("config-value", QX_WARNING, .file = "config.json",
-                                                     .key = "tie_word_embeddings", .expected = "false",
-                                                     .found = "true", .tensor = "lm_head.weight",
-                                                     .text = "the embedding is declared to serve as head, "
-                                                             "and a head is stored"));
+                qx_findings_add(v->k->fs,
+                                &QX_REPORT("config-value", QX_WARNING, .file = "config.json",
+                                           .key = "tie_word_embeddings", .expected = "false",
+                                           .found = "true", .tensor = "lm_head.weight",
+                                           .text = "the embedding is declared to serve as head, "
+                                                   "and a head is stored"));
             }
             continue;
         }
@@ -136,11 +141,12 @@ static void cover_entries(struct cover *v, enum qx_place place, int32_t layer)
         if (!accounted(v, &e[i], module, layer, -1)) {
             qx_layout_tensor(&e[i], is_mtp, l, 0, tensor);
             if (e[i].kind == QX_K_BUFFER) {
-                qx_findings_add(v->k->fs, &QX_REPORT("hash-constants-missing", QX_NOTE, .tensor = tensor,
-                                                     .expected = "the buffer", .found = "nothing",
-                                                     .text = "the table's constants are not stored; the "
-                                                             "configuration determines them",
-                                                     .group = "all"));
+                qx_findings_add(v->k->fs,
+                                &QX_REPORT("hash-constants-missing", QX_NOTE, .tensor = tensor,
+                                           .expected = "the buffer", .found = "nothing",
+                                           .text = "the table's constants are not stored; the "
+                                                   "configuration determines them",
+                                           .group = "all"));
             } else {
                 missing(v, tensor);
             }
@@ -155,7 +161,8 @@ static void cover_entries(struct cover *v, enum qx_place place, int32_t layer)
     }
 }
 
-/* ---- experts ------------------------------------------------------------------------------------ */
+/* ---- experts ------------------------------------------------------------------------------------
+ */
 
 enum { HAS_GATE = 1, HAS_UP = 2, HAS_DOWN = 4, HAS_GATE_UP = 8 };
 
@@ -239,8 +246,8 @@ static void fused_missing(struct cover *v, uint32_t layer, unsigned fused)
     }
 }
 
-/* Are the experts of this part expected one by one? Where the layer itself does not show it, another
- * layer does, or the claim of a quantised form, which is always per expert. */
+/* Are the experts of this part expected one by one? Where the layer itself does not show it,
+ * another layer does, or the claim of a quantised form, which is always per expert. */
 static bool expected_per_expert(const struct cover *v)
 {
     bool fused = false;
@@ -294,7 +301,8 @@ static void cover_experts(struct cover *v, uint32_t layer)
     qx_free(has);
 }
 
-/* ---- parts -------------------------------------------------------------------------------------- */
+/* ---- parts --------------------------------------------------------------------------------------
+ */
 
 static void cover_mtp(struct qx_headers_check *k)
 {
@@ -302,20 +310,22 @@ static void cover_mtp(struct qx_headers_check *k)
     uint32_t n = k->c->n_mtp_layers ? k->c->n_mtp_layers : 1;
     if (!k->any_mtp) {
         if (k->c->mentions_mtp && !is_absent(k->ck, "mtp")) {
-            qx_findings_add(k->fs, &QX_REPORT("mtp-absent", QX_NOTE, .file = "config.json",
-                                              .key = "text_config.mtp_num_hidden_layers",
-                                              .expected = "tensors under mtp.", .found = "none",
-                                              .text = "the configuration mentions an MTP head; none is "
-                                                      "stored, so drafts are off"));
+            qx_findings_add(k->fs,
+                            &QX_REPORT("mtp-absent", QX_NOTE, .file = "config.json",
+                                       .key = "text_config.mtp_num_hidden_layers",
+                                       .expected = "tensors under mtp.", .found = "none",
+                                       .text = "the configuration mentions an MTP head; none is "
+                                               "stored, so drafts are off"));
         }
         return;
     }
     if (!k->c->mentions_mtp) {
-        qx_findings_add(k->fs, &QX_REPORT("mtp-undeclared", QX_NOTE, .file = "config.json",
-                                          .key = "text_config.mtp_num_hidden_layers",
-                                          .expected = "1", .found = "0",
-                                          .text = "an MTP head is stored that the configuration does not "
-                                                  "mention"));
+        qx_findings_add(k->fs,
+                        &QX_REPORT("mtp-undeclared", QX_NOTE, .file = "config.json",
+                                   .key = "text_config.mtp_num_hidden_layers", .expected = "1",
+                                   .found = "0",
+                                   .text = "an MTP head is stored that the configuration does not "
+                                           "mention"));
     }
     cover_entries(&v, QX_P_MTP, -1);
     for (uint32_t l = 0; l < n; l++) {
@@ -331,21 +341,23 @@ static void cover_vision(struct qx_headers_check *k)
     depth = depth > 4096 ? 4096 : depth;
     if (!k->any_vision) {
         if (k->c->has_vision_config && !is_absent(k->ck, "model.visual")) {
-            qx_findings_add(k->fs, &QX_REPORT("vision-absent", QX_NOTE, .file = "config.json",
-                                              .key = "vision_config",
-                                              .expected = "tensors under model.visual.", .found = "none",
-                                              .text = "the configuration describes a vision tower; none is "
-                                                      "stored"));
+            qx_findings_add(
+                k->fs,
+                &QX_REPORT("vision-absent", QX_NOTE, .file = "config.json", .key = "vision_config",
+                           .expected = "tensors under model.visual.", .found = "none",
+                           .text = "the configuration describes a vision tower; none is "
+                                   "stored"));
         }
         return;
     }
     const uint32_t *size = &k->c->vision.depth;
     for (size_t i = 0; k->c->has_vision_config && i < sizeof k->c->vision / sizeof *size; i++) {
         if (size[i] == 0) {
-            qx_findings_add(k->fs, &QX_REPORT("config-value", QX_NOTE, .file = "config.json",
-                                              .key = "vision_config", .expected = "all sizes",
-                                              .text = "vision_config does not give every size: shapes of "
-                                                      "the vision tower are checked only in part"));
+            qx_findings_add(k->fs,
+                            &QX_REPORT("config-value", QX_NOTE, .file = "config.json",
+                                       .key = "vision_config", .expected = "all sizes",
+                                       .text = "vision_config does not give every size: shapes of "
+                                               "the vision tower are checked only in part"));
             break;
         }
     }
@@ -356,10 +368,11 @@ static void cover_vision(struct qx_headers_check *k)
     if (v.n_missing == 0 && k->c->vision.depth && k->vision_depth > k->c->vision.depth) {
         char found[24];
         snprintf(found, sizeof found, "%" PRIu32, k->vision_depth);
-        qx_findings_add(k->fs, &QX_REPORT("layer-range", QX_ERROR, .file = "config.json",
-                                          .key = "vision_config.depth", .found = found,
-                                          .text = "more vision blocks are stored than the configuration "
-                                                  "counts"));
+        qx_findings_add(k->fs,
+                        &QX_REPORT("layer-range", QX_ERROR, .file = "config.json",
+                                   .key = "vision_config.depth", .found = found,
+                                   .text = "more vision blocks are stored than the configuration "
+                                           "counts"));
     }
 }
 

@@ -7,8 +7,8 @@
 #include "resolve.h"
 #include "rules.h"
 
-/* A module of the family stored under another spelling of the prefix; it is named, not read, and its
- * absence under the right name is no finding of its own. */
+/* A module of the family stored under another spelling of the prefix; it is named, not read, and
+ * its absence under the right name is no finding of its own. */
 struct qx_respelled {
     const struct qx_layout_entry *entry;
     int32_t layer, expert;
@@ -22,10 +22,10 @@ struct qx_headers_check {
     struct qx_findings *fs;
     struct qx_respelled *respelled;
     size_t n_respelled, respelled_cap;
-    bool foreign_table;      /* table shards under other names were met */
+    bool foreign_table; /* table shards under other names were met */
     bool any_mtp, any_vision;
-    uint32_t vision_depth;   /* highest block + 1 */
-    int rc;                  /* QX_E_NOMEM */
+    uint32_t vision_depth; /* highest block + 1 */
+    int rc;                /* QX_E_NOMEM */
 };
 
 const char *qx_check_file(const struct qx_headers_check *k, const struct qx_tensor *t);

@@ -1,5 +1,5 @@
-/* rules_layout.c: every stored tensor against the table of the family: unknown names, foreign spellings
- * and conventions, places that do not exist, shapes and dtypes. Companions of weights are
+/* rules_layout.c: every stored tensor against the table of the family: unknown names, foreign
+ * spellings and conventions, places that do not exist, shapes and dtypes. Companions of weights are
  * rules_scale.c's; what is absent is rules_cover.c's. */
 #include "rules_impl.h"
 
@@ -16,29 +16,35 @@ const char *qx_check_file(const struct qx_headers_check *k, const struct qx_tens
     return t ? qx_ckpt_file(k->ck, t->file)->name : NULL;
 }
 
-/* ---- names ------------------------------------------------------------------------------------- */
+/* ---- names -------------------------------------------------------------------------------------
+ */
 
 static void simple(struct qx_headers_check *k, const char *kind, enum qx_severity sev,
-                   const struct qx_tensor *t, const char *expected, const char *text, const char *group)
+                   const struct qx_tensor *t, const char *expected, const char *text,
+                   const char *group)
 {
     qx_findings_add(k->fs, &QX_REPORT(kind, sev, .file = qx_check_file(k, t), .tensor = t->name,
                                       .expected = expected, .text = text, .group = group));
 }
 
-static void respelled(struct qx_headers_check *k, const struct qx_name *nm, const struct qx_tensor *t)
+static void respelled(struct qx_headers_check *k, const struct qx_name *nm,
+                      const struct qx_tensor *t)
 {
     simple(k, "foreign-layout", QX_ERROR, t,
-           nm->foreign_shard ? "...ngram_embedding.shard_N.weight"
-                             : "names under model.language_model., lm_head., mtp. and model.visual.",
-           nm->foreign_shard ? "the table's shards have the names of another program (shards.N); they are "
-                               "not read"
-                             : "the tensors have the prefix of another program; they are not read",
+           nm->foreign_shard
+               ? "...ngram_embedding.shard_N.weight"
+               : "names under model.language_model., lm_head., mtp. and model.visual.",
+           nm->foreign_shard
+               ? "the table's shards have the names of another program (shards.N); they are "
+                 "not read"
+               : "the tensors have the prefix of another program; they are not read",
            nm->foreign_shard ? "shards" : "prefix");
     k->foreign_table = k->foreign_table || nm->in_table;
     if (!nm->entry || nm->leaf == QX_LEAF_BIAS) {
         return;
     }
-    if (!qx_grow((void **)&k->respelled, &k->respelled_cap, k->n_respelled + 1, sizeof *k->respelled)) {
+    if (!qx_grow((void **)&k->respelled, &k->respelled_cap, k->n_respelled + 1,
+                 sizeof *k->respelled)) {
         k->rc = -(int)QX_E_NOMEM;
         return;
     }
@@ -51,12 +57,22 @@ static const char *convention_of(const char *leaf)
     static const struct {
         const char *leaf, *name;
     } known[] = {
-        {"weight_packed", "compressed-tensors"}, {"weight_global_scale", "compressed-tensors"},
-        {"input_global_scale", "compressed-tensors"}, {"weight_shape", "compressed-tensors"},
+        {"weight_packed", "compressed-tensors"},
+        {"weight_global_scale", "compressed-tensors"},
+        {"input_global_scale", "compressed-tensors"},
+        {"weight_shape", "compressed-tensors"},
         {"weight_zero_point", "compressed-tensors"},
-        {"qweight", "GPTQ"}, {"qzeros", "GPTQ"}, {"g_idx", "GPTQ"}, {"scales", "GPTQ or MLX"},
-        {"biases", "MLX"}, {"trellis", "EXL3"}, {"suh", "EXL3"}, {"svh", "EXL3"}, {"mcg", "EXL3"},
-        {"mul1", "EXL3"}, {"head_bias", "EXL3"},
+        {"qweight", "GPTQ"},
+        {"qzeros", "GPTQ"},
+        {"g_idx", "GPTQ"},
+        {"scales", "GPTQ or MLX"},
+        {"biases", "MLX"},
+        {"trellis", "EXL3"},
+        {"suh", "EXL3"},
+        {"svh", "EXL3"},
+        {"mcg", "EXL3"},
+        {"mul1", "EXL3"},
+        {"head_bias", "EXL3"},
     };
     for (size_t i = 0; i < QX_ARRAY_LEN(known); i++) {
         if (strcmp(known[i].leaf, leaf) == 0) {
@@ -66,7 +82,8 @@ static const char *convention_of(const char *leaf)
     return "another program";
 }
 
-/* Reported once a convention, with the modules counted: the first foreign tensor of each stands for it. */
+/* Reported once a convention, with the modules counted: the first foreign tensor of each stands for
+ * it. */
 static void foreign(struct qx_headers_check *k, const struct qx_name *nm, const struct qx_tensor *t)
 {
     char module[256];
@@ -86,9 +103,12 @@ static void foreign(struct qx_headers_check *k, const struct qx_name *nm, const 
         what = "MLX";
     }
     const char *divisor = strcmp(what, "compressed-tensors") == 0
-                              ? ", whose global scale is customarily a divisor," : "";
-    snprintf(text, sizeof text, "the module is stored in the convention of %s%s and is neither read nor "
-             "converted", what, divisor);
+                              ? ", whose global scale is customarily a divisor,"
+                              : "";
+    snprintf(text, sizeof text,
+             "the module is stored in the convention of %s%s and is neither read nor "
+             "converted",
+             what, divisor);
     qx_findings_add(k->fs, &QX_REPORT("foreign-convention", QX_ERROR, .file = qx_check_file(k, t),
                                       .tensor = t->name, .expected = "weight with its scales",
                                       .found = what, .text = text, .group = what));
@@ -102,9 +122,11 @@ static void out_of_range(struct qx_headers_check *k, const struct qx_tensor *t, 
     char text[160];
     snprintf(expected, sizeof expected, "0 to %" PRIu32, n ? n - 1 : 0);
     snprintf(got, sizeof got, "%" PRId32, found);
-    snprintf(text, sizeof text, "%s %" PRId32 " does not exist: %s is %" PRIu32, what, found, key, n);
-    qx_findings_add(k->fs, &QX_REPORT(kind, QX_ERROR, .file = qx_check_file(k, t), .tensor = t->name,
-                                      .expected = expected, .found = got, .text = text, .group = got));
+    snprintf(text, sizeof text, "%s %" PRId32 " does not exist: %s is %" PRIu32, what, found, key,
+             n);
+    qx_findings_add(k->fs,
+                    &QX_REPORT(kind, QX_ERROR, .file = qx_check_file(k, t), .tensor = t->name,
+                               .expected = expected, .found = got, .text = text, .group = got));
 }
 
 static bool leaf_fits(const struct qx_name *nm)
@@ -125,14 +147,17 @@ static bool leaf_fits(const struct qx_name *nm)
     return true;
 }
 
-static void unexpected(struct qx_headers_check *k, const struct qx_name *nm, const struct qx_tensor *t)
+static void unexpected(struct qx_headers_check *k, const struct qx_name *nm,
+                       const struct qx_tensor *t)
 {
     if (nm->component == QX_C_MTP) {
-        simple(k, "mtp-extra", QX_WARNING, t, NULL, "the MTP head has no such tensor; it is not read",
-               "mtp");
+        simple(k, "mtp-extra", QX_WARNING, t, NULL,
+               "the MTP head has no such tensor; it is not read", "mtp");
     } else if (nm->component == QX_C_VISION) {
-        simple(k, "vision-extra", QX_WARNING, t, NULL, "the vision tower has no such tensor; it is not "
-               "read", "vision");
+        simple(k, "vision-extra", QX_WARNING, t, NULL,
+               "the vision tower has no such tensor; it is not "
+               "read",
+               "vision");
     } else {
         simple(k, "unexpected-tensor", QX_WARNING, t, NULL,
                "the model family has no such tensor; it is not read", "all");
@@ -152,13 +177,14 @@ static void check_name(struct qx_headers_check *k, const struct qx_tensor *t)
         }
     }
     if (nm.ple_extra) {
-        simple(k, "ple-extra", QX_NOTE, t, NULL, "bookkeeping of training beside the table; ignored",
-               "all");
+        simple(k, "ple-extra", QX_NOTE, t, NULL,
+               "bookkeeping of training beside the table; ignored", "all");
     } else if (nm.foreign_shard || ((nm.spelling == QX_SP_RUNTIME || nm.spelling == QX_SP_TEXT) &&
                                     (nm.entry || nm.in_table))) {
         respelled(k, &nm, t);
     } else if (nm.leaf == QX_LEAF_KV_SCALE) {
-        simple(k, "unused-kv-scale", QX_NOTE, t, NULL, "a scale of the key-value cache; not used", "all");
+        simple(k, "unused-kv-scale", QX_NOTE, t, NULL, "a scale of the key-value cache; not used",
+               "all");
     } else if (nm.leaf == QX_LEAF_FOREIGN) {
         foreign(k, &nm, t);
     } else if (nm.in_table) {
@@ -168,18 +194,19 @@ static void check_name(struct qx_headers_check *k, const struct qx_tensor *t)
         if (here && shard && nm.shard >= QX_MAX_TABLE_SHARDS) {
             char found[24];
             snprintf(found, sizeof found, "%" PRId64, nm.shard);
-            qx_findings_add(k->fs, &QX_REPORT("ple-split-mismatch", QX_ERROR,
-                                              .file = qx_check_file(k, t), .tensor = t->name,
-                                              .expected = "numbers below 1048576", .found = found,
-                                              .text = "no table has so many shards; it is not read"));
+            qx_findings_add(k->fs,
+                            &QX_REPORT("ple-split-mismatch", QX_ERROR, .file = qx_check_file(k, t),
+                                       .tensor = t->name, .expected = "numbers below 1048576",
+                                       .found = found,
+                                       .text = "no table has so many shards; it is not read"));
         } else if (!here || (!shard && !scale && strcmp(nm.leaf_text, QX_PACK_LEAF) != 0)) {
             unexpected(k, &nm, t);
         }
     } else if (!nm.entry) {
         unexpected(k, &nm, t);
     } else if (nm.entry->kind == QX_K_UNUSED) {
-        simple(k, "unused-tensor", QX_NOTE, t, NULL, "some conversions carry this tensor; nothing uses it",
-               nm.entry->suffix);
+        simple(k, "unused-tensor", QX_NOTE, t, NULL,
+               "some conversions carry this tensor; nothing uses it", nm.entry->suffix);
     } else if (nm.component != QX_C_VISION && nm.layer >= 0 && !nm.is_mtp &&
                (uint32_t)nm.layer >= c->n_layers) {
         out_of_range(k, t, "layer-range", "layer", nm.layer, c->n_layers, "num_hidden_layers");
@@ -191,15 +218,18 @@ static void check_name(struct qx_headers_check *k, const struct qx_tensor *t)
         out_of_range(k, t, "expert-range", "expert", nm.expert, c->n_experts, "num_experts");
     } else if (nm.entry->kind == QX_K_FUSED && nm.leaf == QX_LEAF_WEIGHT &&
                qx_ckpt_find_n(k->ck, t->name, nm.module_len)) {
-        simple(k, "two-forms", QX_ERROR, t, "one tensor", "the module is stored twice, with and without "
-               "'.weight'; only one can be read", "fused");
+        simple(k, "two-forms", QX_ERROR, t, "one tensor",
+               "the module is stored twice, with and without "
+               "'.weight'; only one can be read",
+               "fused");
     } else if (!leaf_fits(&nm) ||
                !qx_layout_applies(nm.entry, c, nm.is_mtp, nm.layer < 0 ? 0 : (uint32_t)nm.layer)) {
         unexpected(k, &nm, t);
     }
 }
 
-/* ---- shapes and dtypes -------------------------------------------------------------------------- */
+/* ---- shapes and dtypes --------------------------------------------------------------------------
+ */
 
 static bool shape_equal(const struct qx_tensor *t, const uint64_t *want, unsigned n)
 {
@@ -224,9 +254,9 @@ static void check_shape(struct qx_headers_check *k, const struct qx_layout_entry
     qx_shape_text(t->shape, t->n_dims, found);
     snprintf(text, sizeof text, "the shape is %s, the configuration makes it %s", found, expected);
     snprintf(group, sizeof group, "%s %s %s", e->suffix, expected, found);
-    qx_findings_add(k->fs, &QX_REPORT("shape", QX_ERROR, .file = qx_check_file(k, t), .tensor = t->name,
-                                      .expected = expected, .found = found, .text = text,
-                                      .group = group));
+    qx_findings_add(k->fs,
+                    &QX_REPORT("shape", QX_ERROR, .file = qx_check_file(k, t), .tensor = t->name,
+                               .expected = expected, .found = found, .text = text, .group = group));
 }
 
 static bool is_plain_float(enum qx_dtype t)
@@ -234,17 +264,18 @@ static bool is_plain_float(enum qx_dtype t)
     return t == QX_DT_BF16 || t == QX_DT_F16 || t == QX_DT_F32;
 }
 
-static void wrong_dtype(struct qx_headers_check *k, const char *kind, const struct qx_layout_entry *e,
-                        const struct qx_tensor *t, const char *expected)
+static void wrong_dtype(struct qx_headers_check *k, const char *kind,
+                        const struct qx_layout_entry *e, const struct qx_tensor *t,
+                        const char *expected)
 {
     char text[200];
     char group[128];
     const char *found = qx_dtype_name((enum qx_dtype)t->dtype);
     snprintf(text, sizeof text, "the dtype is %s, expected %s", found, expected);
     snprintf(group, sizeof group, "%s %s", e->suffix, found);
-    qx_findings_add(k->fs, &QX_REPORT(kind, QX_ERROR, .file = qx_check_file(k, t), .tensor = t->name,
-                                      .expected = expected, .found = found, .text = text,
-                                      .group = group));
+    qx_findings_add(k->fs,
+                    &QX_REPORT(kind, QX_ERROR, .file = qx_check_file(k, t), .tensor = t->name,
+                               .expected = expected, .found = found, .text = text, .group = group));
 }
 
 static void check_dtype(struct qx_headers_check *k, const struct qx_module *m)
@@ -295,14 +326,16 @@ static void check_group(struct qx_headers_check *k, const struct qx_module *m)
     }
     snprintf(expected, sizeof expected, "a multiple of %" PRIu32, g);
     snprintf(found, sizeof found, "%" PRIu64, m->cols);
-    snprintf(text, sizeof text, "%s: %s has %" PRIu64 " columns, which groups of %" PRIu32 " (%s) do not "
-             "divide", where, m->layout->suffix, m->cols, g, qx_format_name(m->form));
-    snprintf(group, sizeof group, "%s %s %s %" PRIu64, where, m->layout->suffix, qx_format_name(m->form),
-             m->cols);
-    qx_findings_add(k->fs, &QX_REPORT("group-size-indivisible", QX_ERROR,
-                                      .file = qx_check_file(k, m->weight), .tensor = m->weight->name,
-                                      .expected = expected, .found = found, .text = text,
-                                      .group = group));
+    snprintf(text, sizeof text,
+             "%s: %s has %" PRIu64 " columns, which groups of %" PRIu32 " (%s) do not "
+             "divide",
+             where, m->layout->suffix, m->cols, g, qx_format_name(m->form));
+    snprintf(group, sizeof group, "%s %s %s %" PRIu64, where, m->layout->suffix,
+             qx_format_name(m->form), m->cols);
+    qx_findings_add(k->fs,
+                    &QX_REPORT("group-size-indivisible", QX_ERROR,
+                               .file = qx_check_file(k, m->weight), .tensor = m->weight->name,
+                               .expected = expected, .found = found, .text = text, .group = group));
 }
 
 static void check_module(struct qx_headers_check *k, const struct qx_module *m)
@@ -334,7 +367,8 @@ static void check_module(struct qx_headers_check *k, const struct qx_module *m)
     }
 }
 
-/* ---- all --------------------------------------------------------------------------------------- */
+/* ---- all ---------------------------------------------------------------------------------------
+ */
 
 static bool has_kind(const struct qx_findings *fs, const char *kind)
 {
@@ -348,7 +382,8 @@ static bool has_kind(const struct qx_findings *fs, const char *kind)
 
 int qx_rules_headers(const struct qx_ckpt *ck, struct qx_findings *fs, struct qx_error *err)
 {
-    struct qx_headers_check k = {.ck = ck, .c = qx_ckpt_config(ck), .r = qx_ckpt_resolved(ck), .fs = fs};
+    struct qx_headers_check k = {
+        .ck = ck, .c = qx_ckpt_config(ck), .r = qx_ckpt_resolved(ck), .fs = fs};
     if (!k.c || !k.r || qx_ckpt_is_single_file(ck) || qx_ckpt_is_lone_config(ck)) {
         return 0;
     }
@@ -361,7 +396,8 @@ int qx_rules_headers(const struct qx_ckpt *ck, struct qx_findings *fs, struct qx
             check_module(&k, m);
         }
     }
-    /* An index of another split names no file that exists: then everything is absent, and said once. */
+    /* An index of another split names no file that exists: then everything is absent, and said
+     * once. */
     if (!has_kind(qx_ckpt_findings(ck), "index-stale")) {
         qx_check_coverage(&k);
         qx_check_table(&k);

@@ -1,5 +1,6 @@
-/* rules_table.c: the n-gram table from headers: its form, its shards without gap, their rows against the
- * hash heads (formats 5). Its scales are rules_scale.c's, the buffers' values rules_value.c's. */
+/* rules_table.c: the n-gram table from headers: its form, its shards without gap, their rows
+ * against the hash heads (formats 5). Its scales are rules_scale.c's, the buffers' values
+ * rules_value.c's. */
 #include "rules_impl.h"
 
 #include "pack.h"
@@ -26,8 +27,8 @@ static uint32_t missing_list(const struct qx_table *t, uint32_t n, struct qx_buf
         }
         count += i - from + 1;
         if (out->n < 400) {
-            qx_buf_fmt(out, from == i ? "%s%" PRIu32 : "%s%" PRIu32 "-%" PRIu32, out->n ? ", " : "", from,
-                       i);
+            qx_buf_fmt(out, from == i ? "%s%" PRIu32 : "%s%" PRIu32 "-%" PRIu32, out->n ? ", " : "",
+                       from, i);
         }
     }
     return count;
@@ -82,8 +83,10 @@ static bool sidecar(struct qx_headers_check *k, const struct qx_table *t)
         if (n <= 0 || (size_t)n >= sizeof path || stat(path, &st) != 0) {
             continue;
         }
-        snprintf(text, sizeof text, "the table is kept beside the checkpoint as %s (%s), which is not "
-                 "supported; no shard of it is in the files", known[i].what, known[i].file);
+        snprintf(text, sizeof text,
+                 "the table is kept beside the checkpoint as %s (%s), which is not "
+                 "supported; no shard of it is in the files",
+                 known[i].what, known[i].file);
         qx_findings_add(k->fs, &QX_REPORT("foreign-layout", QX_ERROR, .file = known[i].file,
                                           .tensor = t->module, .expected = "shards in the files",
                                           .found = known[i].what, .text = text));
@@ -98,16 +101,19 @@ static void split_mismatch(struct qx_headers_check *k, const struct qx_table *t,
     char expected[96];
     char found[96];
     char text[320];
-    snprintf(expected, sizeof expected, "%" PRIu64 " shards, %" PRIu64 " rows", k->c->split_ngram_parts,
-             padded);
+    snprintf(expected, sizeof expected, "%" PRIu64 " shards, %" PRIu64 " rows",
+             k->c->split_ngram_parts, padded);
     snprintf(found, sizeof found, "%" PRIu32 " shards of %" PRIu64 " rows", n, t->rows_per_shard);
     if (k->c->split_ngram_parts) {
-        snprintf(text, sizeof text, "split_ngram_parts is %" PRIu64 " and the table has %" PRIu64 " rows; "
-                 "stored are %s", k->c->split_ngram_parts, padded, found);
+        snprintf(text, sizeof text,
+                 "split_ngram_parts is %" PRIu64 " and the table has %" PRIu64 " rows; "
+                 "stored are %s",
+                 k->c->split_ngram_parts, padded, found);
     } else {
         snprintf(expected, sizeof expected, "%" PRIu64 " rows", padded);
-        snprintf(text, sizeof text, "the table has %" PRIu64 " rows by the configuration; stored are %s",
-                 padded, found);
+        snprintf(text, sizeof text,
+                 "the table has %" PRIu64 " rows by the configuration; stored are %s", padded,
+                 found);
     }
     qx_findings_add(k->fs, &QX_REPORT("ple-split-mismatch", QX_ERROR, .file = "config.json",
                                       .tensor = t->module, .key = "text_config.split_ngram_parts",
@@ -132,8 +138,8 @@ static void check_forms(struct qx_headers_check *k, const struct qx_table *t)
         }
         if (s->dtype != w->dtype) {
             snprintf(text, sizeof text, "shards of one table have two dtypes");
-            qx_findings_add(k->fs, &QX_REPORT("ple-form-mixed", QX_ERROR, .file = qx_check_file(k, s),
-                                              .tensor = s->name,
+            qx_findings_add(k->fs, &QX_REPORT("ple-form-mixed", QX_ERROR,
+                                              .file = qx_check_file(k, s), .tensor = s->name,
                                               .expected = qx_dtype_name((enum qx_dtype)w->dtype),
                                               .found = qx_dtype_name((enum qx_dtype)s->dtype),
                                               .text = text, .group = "all"));
@@ -142,10 +148,11 @@ static void check_forms(struct qx_headers_check *k, const struct qx_table *t)
             uint64_t want[2] = {rows, w->n_dims == 2 ? w->shape[1] : 0};
             qx_shape_text(want, 2, expected);
             qx_shape_text(s->shape, s->n_dims, found);
-            snprintf(text, sizeof text, "shards of one table have two shapes, %s and %s", expected, found);
+            snprintf(text, sizeof text, "shards of one table have two shapes, %s and %s", expected,
+                     found);
             qx_findings_add(k->fs, &QX_REPORT("shape", QX_ERROR, .file = qx_check_file(k, s),
-                                              .tensor = s->name, .expected = expected, .found = found,
-                                              .text = text, .group = found));
+                                              .tensor = s->name, .expected = expected,
+                                              .found = found, .text = text, .group = found));
         }
     }
     if ((!w && !t->foreign) || t->form != QX_F_NONE) {
@@ -173,19 +180,20 @@ static void check_forms(struct qx_headers_check *k, const struct qx_table *t)
                                           .found = t->foreign, .text = text));
         return;
     }
-    bool width = w->n_dims == 2 && (w->dtype == QX_DT_BF16 || w->dtype == QX_DT_F16 ||
-                                    w->dtype == QX_DT_F32 || w->dtype == QX_DT_F8_E4M3 ||
-                                    w->dtype == QX_DT_U8);
-    snprintf(text, sizeof text, "the table's shards are %s, which is no form of %" PRIu32 " columns", found,
+    bool width = w->n_dims == 2 &&
+                 (w->dtype == QX_DT_BF16 || w->dtype == QX_DT_F16 || w->dtype == QX_DT_F32 ||
+                  w->dtype == QX_DT_F8_E4M3 || w->dtype == QX_DT_U8);
+    snprintf(text, sizeof text,
+             "the table's shards are %s, which is no form of %" PRIu32 " columns", found,
              k->c->ple_row_width);
     char expected[96];
     snprintf(expected, sizeof expected, "%" PRIu32 " columns (%" PRIu32 " bytes of U8)",
              k->c->ple_row_width, k->c->ple_row_width / 2);
-    qx_findings_add(k->fs, &QX_REPORT(width ? "shape" : "unsupported-ple-dtype", QX_ERROR,
-                                      .file = qx_check_file(k, w), .tensor = w->name,
-                                      .expected = width ? expected
-                                                        : "BF16, F16, F32, F8_E4M3 or U8",
-                                      .found = found, .text = text));
+    qx_findings_add(k->fs,
+                    &QX_REPORT(width ? "shape" : "unsupported-ple-dtype", QX_ERROR,
+                               .file = qx_check_file(k, w), .tensor = w->name,
+                               .expected = width ? expected : "BF16, F16, F32, F8_E4M3 or U8",
+                               .found = found, .text = text));
 }
 
 static void check_split(struct qx_headers_check *k, const struct qx_table *t, uint64_t padded)
@@ -210,10 +218,11 @@ static void check_split(struct qx_headers_check *k, const struct qx_table *t, ui
         if (whole) {
             char found[24];
             snprintf(found, sizeof found, "%" PRIu32, n);
-            qx_findings_add(k->fs, &QX_REPORT("ple-split-inferred", QX_NOTE, .file = "config.json",
-                                              .key = "text_config.split_ngram_parts", .found = found,
-                                              .text = "split_ngram_parts is absent; the stored shards "
-                                                      "give it"));
+            qx_findings_add(k->fs,
+                            &QX_REPORT("ple-split-inferred", QX_NOTE, .file = "config.json",
+                                       .key = "text_config.split_ngram_parts", .found = found,
+                                       .text = "split_ngram_parts is absent; the stored shards "
+                                               "give it"));
         } else {
             shard_missing(k, t, n);
             if (!qx_mul_u64(t->rows_per_shard, n, &total) || total != padded) {
