@@ -23,7 +23,7 @@ static const char *const severities[] = {"note", "warning", "error"};
 
 static struct {
     struct opt_common common;
-    const char *level, *device, *decoder, *manifest, *write_manifest;
+    const char *level, *tensor, *device, *decoder, *manifest, *write_manifest;
     uint64_t sample, seed, decoder_timeout_s, max_header;
     bool sha256, force;
 } o = {.sample = 64, .decoder_timeout_s = 60, .max_header = 100000000};
@@ -34,6 +34,7 @@ static const struct opt options[] = {
      "headers, scales (default: also scales and a sample of rows) or full (every byte)", levels, 0},
     {OPT_U64, 0, "sample", "N", &o.sample, 0, "rows a tensor decoded twice (default 64, 0: none)", 0, 0},
     {OPT_U64, 0, "seed", "N", &o.seed, 0, "of the sample (default 0)", 0, 0},
+    {OPT_STR, 't', "tensor", "GLOB", &o.tensor, 0, "decode only these tensors twice (default: all)", 0, 0},
     {OPT_STR, 0, "device", "DEVICE", &o.device, 0, "ordinary decoder: cpu (default) or cuda[:N]", 0, 0},
     {OPT_STR, 0, "decoder", "CMD", &o.decoder, 0, "second decoder: an external program", 0, 0},
     {OPT_U64, 0, "decoder-timeout", "SECONDS", &o.decoder_timeout_s, 0,
@@ -353,6 +354,7 @@ int main(int argc, char **argv)
         opts.level = level();
         opts.sample_rows = o.sample;
         opts.seed = o.seed;
+        opts.decode_glob = o.tensor;
         opts.device = o.device;
         opts.decoder = o.decoder;
         opts.decoder_timeout_ms = (uint32_t)o.decoder_timeout_s * 1000;

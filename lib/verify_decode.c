@@ -367,6 +367,11 @@ static bool whole(const struct qx_module *m)
     return true;
 }
 
+static bool wanted(const struct qx_verify_opts *o, const char *name)
+{
+    return !o->decode_glob || qx_glob_match(o->decode_glob, name);
+}
+
 static bool plain(enum qx_format f)
 {
     return f == QX_F_BF16 || f == QX_F_F16 || f == QX_F_F32;
@@ -385,12 +390,12 @@ static int gather(struct decode *d, struct qx_error *err)
     }
     if (t && t->present && t->format != QX_F_NONE && t->n_rows && t->rows_per_shard &&
         (!t->global || t->global->readable) && (t->global || plain(t->format)) &&
-        (!t->packed_rows || (t->packed && t->packed->readable))) {
+        (!t->packed_rows || (t->packed && t->packed->readable)) && wanted(d->v->o, t->module)) {
         ++d->n_jobs;
     }
     for (size_t i = 0; i < n; ++i) {
         const struct qx_module *m = qx_resolved_module(res, i);
-        if (whole(m) && m->component != QX_C_PLE_TABLE && (!d->v->o->decoder || !plain(m->format))) {
+        if (whole(m) && wanted(d->v->o, m->weight->name) && m->component != QX_C_PLE_TABLE && (!d->v->o->decoder || !plain(m->format))) {
             d->jobs[d->n_jobs++].module = m;
         }
     }

@@ -458,7 +458,9 @@ int verify_manifest_report(struct verify_manifest *m, struct qx_error *err)
     }
     sum_files(m);
     for (size_t i = 0; i < qx_manifest_count(m->list); ++i) {
-        if (!qx_manifest_at(m->list, i)->is_tensor) {
+        const struct qx_manifest_entry *e = qx_manifest_at(m->list, i);
+        if (!e->is_tensor && (e->kind == QX_DIGEST_XXH3_128 ||
+                              qx_manifest_find(m->list, false, QX_DIGEST_XXH3_128, e->name) == SIZE_MAX)) {
             ++n_files;
             n_moved += laid_out_anew(m, i);
         }
