@@ -6,6 +6,8 @@
 #include "signals.h"
 
 #include <errno.h>
+#include <langinfo.h>
+#include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +45,10 @@ struct chat_input *chat_input_open(bool plain)
     in->plain = plain;
 #if QX_HAVE_EDITLINE
     if (!plain) {
+        /* libedit reads characters by the locale; text here is UTF-8 whatever that says. */
+        if (!setlocale(LC_CTYPE, "") || strcmp(nl_langinfo(CODESET), "UTF-8") != 0) {
+            setlocale(LC_CTYPE, "C.UTF-8");
+        }
         in->el = el_init("qx-run", stdin, stdout, stderr);
         in->hist = history_init();
         if (!in->el || !in->hist) {
