@@ -75,7 +75,8 @@ static int unknown_command(const struct ui *ui, const char *name)
 /* Replaces this process by qx-NAME: beside this executable if it is there, else by the search path. */
 static int become(const struct ui *ui, const char *name, char **argv)
 {
-    char self[PATH_MAX], path[PATH_MAX + 96], program[80];
+    static char program[80]; /* becomes the first word of the next program */
+    char self[PATH_MAX], path[PATH_MAX + 96];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     snprintf(program, sizeof program, "qx-%.60s", name);
     argv[0] = program;

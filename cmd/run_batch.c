@@ -65,7 +65,7 @@ static int read_file(struct batch *b)
         qx_buf_fini(&buf);
         return qx_fail_errno(&r->err, QX_E_IO, sys, "io", "cannot read batch '%s'", r->o.batch);
     }
-    if (!qx_buf_cstr(&buf)) {
+    if (!qx_buf_cstr(&buf) || !buf.p) {
         qx_buf_fini(&buf);
         return qx_fail_nomem(&r->err);
     }
@@ -163,7 +163,9 @@ static int read_messages(struct batch *b, struct request *q, const char *line, s
     struct qx_message *m = qx_calloc(list->n_children + 1, sizeof *m);
     const char **tool_texts = qx_calloc((tools ? tools->n_children : 0) + 1, sizeof *tool_texts);
     if (!m || !tool_texts) {
-        rc = qx_fail_nomem(&r->err);
+        qx_free(m);
+        qx_free(tool_texts);
+        return qx_fail_nomem(&r->err);
     }
     while (rc == 0 && (e = qx_json_each(list, e))) {
         struct qx_tool_call *calls = NULL;
@@ -183,7 +185,7 @@ static int read_messages(struct batch *b, struct request *q, const char *line, s
     if (rc == 0) {
         rc = run_messages_ids(r, m, n, tool_texts, n_tools, &q->ids);
     }
-    for (size_t i = 0; m && i < n; i++) {
+    for (size_t i = 0; i < n; i++) {
         qx_free((void *)m[i].calls);
     }
     for (size_t i = 0; i < made.n; i++) {
@@ -288,7 +290,7 @@ static bool needs_text(const char *text)
 static int read_requests(struct batch *b)
 {
     size_t line_no = 0;
-    for (const char *p = b->text; *p;) {
+    for (const char *p = b->text; p && *p;) {
         size_t n = strcspn(p, "\n"), blank = strspn(p, " \t\r");
         line_no++;
         if (blank < n) {
@@ -456,7 +458,7 @@ int run_batch(struct run *r)
     struct batch b = {.r = r};
     int rc = read_file(&b);
     /* run_open leaves the tokenizer out when ids are given. */
-    if (rc == 0) {
+    if (rc == 0 && b.text) {
         r->o.tokens_given = !needs_text(b.text);
         rc = run_open(r);
     }

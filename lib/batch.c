@@ -220,6 +220,10 @@ static int use_prefix(struct qx_batch *b, struct entry *e, struct qx_error *err)
     if (!p->n || e->r.n_ids <= p->n || memcmp(p->ids, e->r.ids, p->n * sizeof *p->ids) != 0) {
         return 0;
     }
+    if (!m->n_free_pages) {
+        prefix_drop(b);
+        return 0;
+    }
     for (uint32_t i = 0; i + 1 < p->n_pages; ++i) {
         s->pages[s->n_pages++] = p->pages[i];
         ++m->page_refs[p->pages[i]];
@@ -281,6 +285,20 @@ static int admit(struct qx_batch *b, uint32_t *n_lines, struct qx_error *err)
     return 0;
 }
 
+/* Pages are planned for max_seqs sequences and no prefix beside them: when those at work could need the
+ * pages that only the prefix holds, it goes. What they share stays with them. */
+static void make_room(struct qx_batch *b, uint32_t n_lines)
+{
+    struct qx_model *m = b->m;
+    uint64_t need = 0;
+    for (uint32_t i = 0; i < n_lines; ++i) {
+        need += m->budget.max_pages - m->seqs[b->lines[i]->seq].n_pages;
+    }
+    if (b->prefix.n && need > m->n_free_pages) {
+        prefix_drop(b);
+    }
+}
+
 static struct entry *entry_of(struct qx_line *l)
 {
     return (struct entry *)(void *)((char *)l - offsetof(struct entry, line));
@@ -297,6 +315,7 @@ int qx_batch_run(struct qx_batch *b, struct qx_error *err)
         if (rc || !n) {
             break;
         }
+        make_room(b, n);
         rc = qx_line_can_free(b->m, b->lines, n) ? qx_line_free(b->m, b->lines, n, err)
                                                  : qx_line_round(b->m, b->lines, n, err);
         uint32_t kept = 0;
