@@ -120,7 +120,7 @@ void qx_fp8_quantize(const float *x, size_t n_rows, size_t cols, float scale, fl
     loops()->fp8(x, n_rows, cols, scale, plain_scale, codes, st);
 }
 
-int qx_fp8_block_quantize(const float *x, size_t rows, size_t cols, uint8_t *codes,
+int qx_fp8_block_quantize(const float *x, size_t rows, size_t cols, bool search, uint8_t *codes,
                           uint16_t *scales, struct qx_quant_stats *st, struct qx_error *err)
 {
     const struct qx_quant_loops *l = loops();
@@ -147,7 +147,7 @@ int qx_fp8_block_quantize(const float *x, size_t rows, size_t cols, uint8_t *cod
             uint16_t bits = qx_f32_to_bf16(plain);
             /* The mantissa decides where values fall between codes: a coarse look over an octave.
              */
-            for (int d = -112; amax > 0.0f && d <= 16; d += 8) {
+            for (int d = -112; search && amax > 0.0f && d <= 16; d += 8) {
                 int b = bits + d;
                 if (d == 0 || b < 0x0080 || b >= 0x7f80) {
                     continue;

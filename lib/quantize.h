@@ -48,9 +48,9 @@ void qx_fp8_quantize(const float *x, size_t n_rows, size_t cols, float scale, fl
                      uint8_t *codes, struct qx_quant_stats *st);
 
 /* A matrix x [rows, cols] -> codes [rows, cols], scales [ceil(rows/128), ceil(cols/128)] as BF16 bits,
- * each block's scale chosen by search. */
-int qx_fp8_block_quantize(const float *x, size_t rows, size_t cols, uint8_t *codes, uint16_t *scales,
-                          struct qx_quant_stats *st, struct qx_error *err);
+ * each block's scale chosen by search or (search false) the plain one. */
+int qx_fp8_block_quantize(const float *x, size_t rows, size_t cols, bool search, uint8_t *codes,
+                          uint16_t *scales, struct qx_quant_stats *st, struct qx_error *err);
 
 /* Largest magnitude, and whether all are finite. */
 float qx_amax(const float *x, size_t n, bool *finite);

@@ -259,7 +259,8 @@ static int store_proj(struct qx_repack *r, const struct rp_container *c, uint32_
         qx_nvfp4_quantize(x, rows, cols, global, !r->o.plain_scales, codes, scales, st);
         rc = emit(r, k, g->file, g->off, &global, 4, err);
     } else {
-        rc = qx_fp8_block_quantize(x, rows, cols, codes, (uint16_t *)(void *)scales, st, err);
+        rc = qx_fp8_block_quantize(x, rows, cols, !r->o.plain_scales, codes,
+                                   (uint16_t *)(void *)scales, st, err);
     }
     rc = rc == 0 ? emit(r, k, w->file, w->off, codes, w->size, err) : rc;
     return rc == 0 ? emit(r, k, sc->file, sc->off, scales, sc->size, err) : rc;

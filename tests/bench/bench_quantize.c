@@ -86,7 +86,7 @@ int main(void)
     for (int k = -1; k < ROUNDS; k++) {
         struct qx_quant_stats st = {0};
         double t = now();
-        if (qx_fp8_block_quantize(x, ROWS / 16, COLS * 16, codes[0], blocks, &st, NULL) != 0) {
+        if (qx_fp8_block_quantize(x, ROWS / 16, COLS * 16, true, codes[0], blocks, &st, NULL) != 0) {
             return 1;
         }
         v[k < 0 ? 0 : k] = (double)(2 * n) / (now() - t) / 1e9;

@@ -150,7 +150,7 @@ static void fp8_block(void **unused)
     for (int kind = 0; kind < 5; kind++) {
         fill(x, R * C, kind);
         struct qx_quant_stats st = {0};
-        assert_int_equal(qx_fp8_block_quantize(x, R, C, codes, scales, &st, NULL), 0);
+        assert_int_equal(qx_fp8_block_quantize(x, R, C, true, codes, scales, &st, NULL), 0);
         double err = 0.0;
         for (size_t r = 0; r < R; r++) {
             float row[3], y[C];
