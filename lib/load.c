@@ -10,7 +10,9 @@
 #include <string.h>
 #include <time.h>
 
-#define SLOT_BYTES (16ull << 20)
+/* Pinning memory costs time: small loads get a small ring. */
+#define MAX_SLOT_BYTES (16ull << 20)
+#define MIN_SLOT_BYTES (64ull << 10)
 #define HALF_SLOTS 16
 
 /* Part of a piece inside a slot. */
@@ -19,8 +21,9 @@ struct slot_fill { size_t first_span, n_spans; int rc; struct qx_error err; };
 
 struct loader {
     struct qx_bind *b;
-    char *ring;                 /* two halves of HALF_SLOTS slots */
-    uint32_t half;
+    char *ring;                 /* two halves of n_slots slots */
+    uint64_t slot_bytes;
+    uint32_t n_slots, half;     /* slots of a half, at most HALF_SLOTS */
     struct span *spans;
     size_t n_spans, cap_spans;
     struct slot_fill fill[HALF_SLOTS];
@@ -31,7 +34,7 @@ struct loader {
 
 static char *slot_of(const struct loader *l, uint64_t i)
 {
-    return l->ring + ((uint64_t)l->half * HALF_SLOTS + i) * SLOT_BYTES;
+    return l->ring + ((uint64_t)l->half * l->n_slots + i) * l->slot_bytes;
 }
 
 static int by_place(const void *pa, const void *pb)
@@ -87,19 +90,19 @@ static void read_slot(void *user, uint64_t i, uint32_t worker)
 /* Cuts all pieces into spans that fill slots; returns the number of slots through n_slots. */
 static int plan_spans(struct loader *l, size_t *first_of_slot, size_t *n_slots, struct qx_error *err)
 {
-    uint64_t used = SLOT_BYTES;
+    uint64_t used = l->slot_bytes;
     size_t slots = 0;
     l->n_spans = 0;
     for (uint32_t p = 0; p < l->b->n_pieces; ++p) {
         for (uint64_t off = 0; off < l->b->pieces[p].size;) {
-            if (used == SLOT_BYTES) {
+            if (used == l->slot_bytes) {
                 if (first_of_slot) {
                     first_of_slot[slots] = l->n_spans;
                 }
                 ++slots;
                 used = 0;
             }
-            uint64_t left = l->b->pieces[p].size - off, room = SLOT_BYTES - used;
+            uint64_t left = l->b->pieces[p].size - off, room = l->slot_bytes - used;
             uint64_t size = left < room ? left : room;
             if (!qx_grow((void **)&l->spans, &l->cap_spans, l->n_spans + 1, sizeof *l->spans)) {
                 return qx_fail_nomem(err);
@@ -150,8 +153,8 @@ static int stream_pieces(struct loader *l, struct qx_pool *pool, struct qx_error
         rc = qx_fail_nomem(err);
     }
     rc = rc ? rc : plan_spans(l, first, &n_slots, err);
-    for (size_t s = 0; s < n_slots && !rc; s += HALF_SLOTS) {
-        uint32_t n = (uint32_t)(n_slots - s < HALF_SLOTS ? n_slots - s : HALF_SLOTS);
+    for (size_t s = 0; s < n_slots && !rc; s += l->n_slots) {
+        uint32_t n = (uint32_t)(n_slots - s < l->n_slots ? n_slots - s : l->n_slots);
         for (uint32_t i = 0; i < n; ++i) {
             l->fill[i] = (struct slot_fill){.first_span = first[s + i],
                                             .n_spans = first[s + i + 1] - first[s + i]};
@@ -173,12 +176,18 @@ static uint32_t reader_threads(const struct qx_model_opts *o)
     return o->n_threads ? o->n_threads : 16; /* readers wait for storage: more than processors is fine */
 }
 
-static int open_ring(struct loader *l, struct qx_pool **pool, const struct qx_model_opts *o,
+static int open_ring(struct loader *l, struct qx_pool **pool, const struct qx_model_opts *o, uint64_t n_bytes,
                      struct qx_error *err)
 {
+    l->slot_bytes = MIN_SLOT_BYTES;
+    while (l->slot_bytes < MAX_SLOT_BYTES && l->slot_bytes * HALF_SLOTS < n_bytes) {
+        l->slot_bytes *= 2;
+    }
+    uint64_t slots = qx_ceil_div(n_bytes, l->slot_bytes);
+    l->n_slots = slots > HALF_SLOTS ? HALF_SLOTS : slots ? (uint32_t)slots : 1;
     struct qx_backend *be = l->b->m->be;
     void *ring, *dev;
-    int rc = be->host_alloc(be, &ring, &dev, 2 * HALF_SLOTS * SLOT_BYTES, err);
+    int rc = be->host_alloc(be, &ring, &dev, 2 * l->n_slots * l->slot_bytes, err);
     if (!rc) {
         l->ring = ring;
         rc = qx_pool_create(pool, reader_threads(o), err);
@@ -206,7 +215,7 @@ int qx_load_pieces(struct qx_bind *b, const struct qx_model_opts *o, struct qx_e
     l.total += b->m->place == QX_TABLE_DISK ? 0 : b->table_bytes;
     struct qx_pool *pool = NULL;
     qsort(b->pieces, b->n_pieces, sizeof *b->pieces, by_place);
-    int rc = open_ring(&l, &pool, o, err);
+    int rc = open_ring(&l, &pool, o, b->weight_bytes, err);
     rc = rc ? rc : stream_pieces(&l, pool, err);
     close_ring(&l, pool);
     return rc;
@@ -245,11 +254,11 @@ static int stream_table(struct table_read *t, struct qx_pool *pool, char *dev_co
                         struct qx_error *err)
 {
     struct qx_model *m = t->l->b->m;
-    for (t->row0 = 0; t->row0 < t->n_rows; t->row0 += HALF_SLOTS * t->per_slot) {
-        qx_pool_run(pool, HALF_SLOTS, 1, read_table_slot, t);
+    for (t->row0 = 0; t->row0 < t->n_rows; t->row0 += t->l->n_slots * t->per_slot) {
+        qx_pool_run(pool, t->l->n_slots, 1, read_table_slot, t);
         int rc = m->be->wait(m->q, err);
         uint64_t sum = 0;
-        for (uint64_t i = 0; i < HALF_SLOTS && !rc; ++i) {
+        for (uint64_t i = 0; i < t->l->n_slots && !rc; ++i) {
             uint64_t row = t->row0 + i * t->per_slot, n = rows_in(t, i);
             if (t->rc[i]) {
                 if (err) {
@@ -327,8 +336,12 @@ int qx_load_table(struct qx_bind *b, const struct qx_model_opts *o, struct qx_er
     uint64_t n_codes = t->n_rows * tr.code_bytes, n_scales = t->n_rows * tr.scale_bytes;
     bool on_device = m->place == QX_TABLE_DEVICE && !m->be->host_memory;
     tr.l = &l;
-    tr.per_slot = SLOT_BYTES / (tr.code_bytes + tr.scale_bytes);
-    rc = open_ring(&l, &pool, o, err);
+    rc = open_ring(&l, &pool, o, b->table_bytes, err);
+    tr.per_slot = l.slot_bytes / (tr.code_bytes + tr.scale_bytes);
+    if (!rc && !tr.per_slot) {
+        rc = qx_fail(err, QX_E_UNSUPPORTED, "table-format", "rows of the n-gram table are larger than %llu bytes",
+                     (unsigned long long)l.slot_bytes);
+    }
     if (!rc && on_device) {
         rc = qx_model_mem(m, &codes, n_codes, err);
         rc = rc || !n_scales ? rc : qx_model_mem(m, &scales, n_scales, err);
