@@ -67,6 +67,7 @@ static const struct opt run_options[] = {
     {OPT_STR, 0, "draft", "K", &O.draft, 0, "MTP drafts a round, 0 to 8, or 'auto' (default 0)"},
     {OPT_F64, 0, "draft-min-prob", "P", &O.draft_min_prob, 0, "end a chain of drafts early below this "
      "probability"},
+    {OPT_U64, 0, "draft-vocab", "N", &O.draft_vocab, 0, "choose drafts among ids below N only"},
     {OPT_U64, 0, "streams", "N", &O.streams, &O.streams_given, "sequences at one time with --batch"},
     {OPT_FLAG, 0, "precise", 0, &O.precise, 0, "f32 activations"},
 

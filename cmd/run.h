@@ -33,6 +33,7 @@ struct run_opts {
     uint64_t gpus, device_memory, ctx, chunk, streams;
     bool device_memory_given, ctx_given, chunk_given, streams_given;
     double draft_min_prob;
+    uint64_t draft_vocab;
     bool precise;
 
     const char *logits, *draft_logits;

@@ -490,6 +490,7 @@ int run_load(struct run *r, uint64_t need, uint32_t max_seqs, bool mtp)
     m.chunk_rows = (uint32_t)o->chunk;
     m.max_seqs = max_seqs;
     m.draft_max = r->draft == QX_DRAFT_AUTO ? QX_DRAFT_MAX : (uint32_t)r->draft;
+    m.draft_vocab = o->draft_vocab < UINT32_MAX ? (uint32_t)o->draft_vocab : UINT32_MAX;
     m.mtp = mtp;
     m.user = r;
     m.progress = load_progress;

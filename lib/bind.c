@@ -721,6 +721,9 @@ int qx_bind_load(struct qx_bind *b, const struct qx_model_opts *o, struct qx_err
         TRY(qx_model_mem(m, &b->arena, b->weight_bytes, err));
     }
     TRY(walk(b, m->mtp.loaded, err));
+    if (m->be->host_memory) {
+        qx_model_note_bytes(m, b->weight_bytes); /* mapped, but as much a part of the plan */
+    }
     TRY(qx_load_pieces(b, o, err));
     return m->has_ple ? qx_load_table(b, o, err) : 0;
 }

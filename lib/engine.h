@@ -193,6 +193,7 @@ struct qx_model {
     struct qx_graph graphs[QX_MAX_GRAPHS];
     uint32_t n_graphs;
     uint64_t n_steps;
+    uint32_t draft_vocab;       /* rows of the head that choose drafts */
     uint32_t gdn_chunk;         /* 0: recurrent everywhere, so that chunks change no bit */
 };
 
@@ -208,6 +209,8 @@ int qx_model_host_mem(struct qx_model *m, void *out_ptr, uint64_t n_bytes, struc
 /* The same of host memory the device can address as *dev_ptr. */
 int qx_model_host_mem_mapped(struct qx_model *m, void *out_ptr, void *dev_ptr, uint64_t n_bytes,
                              struct qx_error *err);
+/* Counts device bytes that are held without a call of the above. */
+void qx_model_note_bytes(struct qx_model *m, uint64_t n);
 /* Turns a failed op into an error with its name. */
 int qx_model_op_failed(struct qx_model *m, const char *op, int rc, struct qx_error *err);
 #define QX_RUN(m, op, args, err)                                                      \
@@ -254,9 +257,10 @@ int qx_graph_hc(struct qx_model *m, const struct qx_hc_weights *w, uint32_t n_ro
 /* The pending write-back alone. */
 int qx_graph_flush(struct qx_model *m, uint32_t n_rows, float *x, struct qx_pending *pending,
                    struct qx_error *err);
-/* Final mixer and head of n_logits picked rows (pick NULL: the first n_logits rows, x itself). */
+/* Final mixer and the first `vocab` rows of the head for n_logits picked rows (pick NULL: the first
+ * n_logits rows, x itself). */
 int qx_graph_head(struct qx_model *m, const struct qx_hc_weights *mixer, uint32_t n_rows, float *x,
-                  struct qx_pending *pending, const int32_t *pick, uint32_t n_logits,
+                  struct qx_pending *pending, const int32_t *pick, uint32_t n_logits, uint32_t vocab,
                   struct qx_error *err);
 /* One decoder layer on wide state x. `kv_index` chooses the caches of a QSA layer. */
 int qx_graph_layer(struct qx_model *m, const struct qx_layer *l, const struct qx_step *s, float *x,

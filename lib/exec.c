@@ -19,6 +19,7 @@ struct step_plan {
     bool all_rows;       /* logits of every row: no picking */
     bool logits_to_host, values;
     bool penalties;
+    uint32_t vocab;      /* rows of the head */
 };
 
 /* ---- control block ------------------------------------------------------------------------ */
@@ -231,7 +232,7 @@ static int choose(struct qx_model *m, const struct step_plan *p, const struct qx
                   struct qx_error *err)
 {
     struct qx_buffers *b = &m->b;
-    uint32_t vocab = m->cfg->vocab_size;
+    uint32_t vocab = p->vocab;
     int rc = 0;
     if (p->logits_to_host) {
         rc |= m->be->download(m->q, b->host_logits, b->logits, (size_t)p->n_logits * vocab * 4);
@@ -279,7 +280,7 @@ static int head_ops(struct qx_model *m, const struct step_plan *p, struct qx_err
     }
     rc = pick_rows(m, from, m->ctl.pick, p->n_logits, b->hx, err);
     rc = rc ? rc : qx_graph_head(m, p->kind == STEP_HEAD_MTP ? &m->mtp.mixer : &m->mixer, p->n_logits,
-                                 b->hx, &none, NULL, p->n_logits, err);
+                                 b->hx, &none, NULL, p->n_logits, p->vocab, err);
     return rc ? rc : choose(m, p, &m->ctl, err);
 }
 
@@ -318,7 +319,8 @@ static int run_ops(struct qx_model *m, const struct step_plan *p, struct step_wa
         return rc;
     }
     if (p->n_logits) {
-        rc = qx_graph_head(m, mixer, p->n_rows, x, &pending, p->all_rows ? NULL : c->pick, p->n_logits, err);
+        rc = qx_graph_head(m, mixer, p->n_rows, x, &pending, p->all_rows ? NULL : c->pick, p->n_logits,
+                           p->vocab, err);
         rc = rc ? rc : choose(m, p, c, err);
     } else {
         rc = qx_graph_flush(m, p->n_rows, x, &pending, err);
@@ -384,9 +386,12 @@ static int need_host_logits(struct qx_model *m, const struct qx_want *w, struct 
                              (uint64_t)m->budget.n_logit_rows * m->cfg->vocab_size * 4, err);
 }
 
-static struct step_plan make_plan(enum step_kind kind, uint32_t n, const struct qx_want *w)
+static struct step_plan make_plan(const struct qx_model *m, enum step_kind kind, uint32_t n,
+                                  const struct qx_want *w)
 {
-    struct step_plan p = {.kind = kind, .n_rows = n, .n_logits = w->n_logits, .all_rows = w->n_logits == n,
+    bool draft = (kind == STEP_MTP || kind == STEP_CHAIN) && !w->logits_to_host;
+    struct step_plan p = {.vocab = draft && m->draft_vocab ? m->draft_vocab : m->cfg->vocab_size,
+                          .kind = kind, .n_rows = n, .n_logits = w->n_logits, .all_rows = w->n_logits == n,
                           .logits_to_host = w->logits_to_host && w->n_logits, .values = w->values,
                           .penalties = want_penalties(w)};
     return p;
@@ -420,7 +425,7 @@ int qx_exec_step(struct qx_model *m, const struct qx_row *rows, uint32_t n, cons
     fill_logit_rows(&m->ctl, rows, w);
     int rc = upload_pages(m, err);
     rc = rc ? rc : need_host_logits(m, w, err);
-    struct step_plan p = make_plan(STEP_MAIN, n, w);
+    struct step_plan p = make_plan(m, STEP_MAIN, n, w);
     if (!rc && p.penalties) {
         rc = fill_penalties(m, rows, w, err);
     }
@@ -462,7 +467,8 @@ int qx_exec_free_start(struct qx_model *m, const struct qx_row *rows, uint32_t n
 
 int qx_exec_free_launch(struct qx_model *m, uint32_t n, struct qx_error *err)
 {
-    struct step_plan p = {.kind = STEP_FREE, .n_rows = n, .n_logits = n, .all_rows = true};
+    struct step_plan p = {.kind = STEP_FREE, .n_rows = n, .n_logits = n, .all_rows = true,
+                          .vocab = m->cfg->vocab_size};
     ++m->n_steps;
     return run_step(m, &p, NULL, err);
 }
@@ -480,7 +486,7 @@ int qx_exec_mtp(struct qx_model *m, const struct qx_row *rows, uint32_t n, bool 
     fill_logit_rows(&m->mctl, rows, w);
     int rc = upload_pages(m, err);
     rc = rc ? rc : need_host_logits(m, w, err);
-    struct step_plan p = make_plan(chain ? STEP_CHAIN : STEP_MTP, n, w);
+    struct step_plan p = make_plan(m, chain ? STEP_CHAIN : STEP_MTP, n, w);
     rc = rc ? rc : run_step(m, &p, NULL, err);
     return rc ? rc : m->be->wait(m->q, err);
 }
@@ -495,7 +501,7 @@ int qx_exec_head(struct qx_model *m, enum qx_head_source from, const struct qx_r
             m->ctl.pick_host[i] = rows[w->logit_row[i]].seq;
         }
     }
-    struct step_plan p = make_plan(kinds[from], w->n_logits, w);
+    struct step_plan p = make_plan(m, kinds[from], w->n_logits, w);
     int rc = need_host_logits(m, w, err);
     if (!rc && p.penalties) {
         rc = fill_penalties(m, rows, w, err);

@@ -41,7 +41,7 @@ static int remember(struct qx_model *m, void *p, bool host, struct qx_error *err
     return 0;
 }
 
-static void note_device_bytes(struct qx_model *m, uint64_t n)
+void qx_model_note_bytes(struct qx_model *m, uint64_t n)
 {
     m->info.device_bytes += n;
     if (m->info.device_bytes > m->info.device_peak_bytes) {
@@ -56,7 +56,7 @@ int qx_model_mem(struct qx_model *m, void *out_ptr, uint64_t n_bytes, struct qx_
     rc = rc ? rc : remember(m, p, false, err);
     if (!rc) {
         memcpy(out_ptr, &p, sizeof p);
-        note_device_bytes(m, n_bytes);
+        qx_model_note_bytes(m, n_bytes);
     }
     return rc;
 }
@@ -313,6 +313,8 @@ int qx_model_load(struct qx_model **out, const struct qx_ckpt *ck, const struct 
     m->be->precise = opts->precise;
     m->kv_bf16 = !m->be->host_memory && !opts->precise;
     m->gdn_chunk = m->be->host_memory ? 0 : 64;
+    m->draft_vocab = opts->draft_vocab && opts->draft_vocab < m->cfg->vocab_size ? opts->draft_vocab
+                                                                                  : m->cfg->vocab_size;
     m->mtp.loaded = (opts->mtp || opts->draft_max) && has_mtp(m);
     if (opts->draft_max && !m->mtp.loaded) {
         rc = qx_fail(err, QX_E_MISSING, "no-mtp", "drafts were asked for, the checkpoint has no MTP head");

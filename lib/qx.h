@@ -248,6 +248,8 @@ struct qx_model_opts {
     uint32_t chunk_rows;      /* rows of a prefill step; 0: 512. Does not change results */
     uint32_t max_seqs;        /* sequences that exist at one time; 0: 1 */
     uint32_t draft_max;       /* largest drafts a round that will be asked for, 0..8 */
+    uint32_t draft_vocab;     /* drafts are chosen among ids below this (byte-level BPE numbers frequent
+                               * pieces low), which reads less of the head; 0: all. Never changes the text */
     bool mtp;                 /* load the MTP head though draft_max is 0 (for draft logits) */
     void *user;               /* first argument of the callbacks; they must not call back in */
     /* During loading, at most a few times a second. Non-zero stops: QX_E_INTERRUPTED. May be NULL. */
