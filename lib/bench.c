@@ -330,7 +330,7 @@ static int record_step(struct qx_model *m, uint32_t n, void **graph, uint64_t *n
         return rc;
     }
     rc = qx_graph_layers(m, &m->ctl.step, &pending, NULL, NULL, err);
-    rc = rc ? rc : qx_graph_head(m, &m->mixer, n, m->b.x, &pending, NULL, n, err);
+    rc = rc ? rc : qx_graph_head(m, &m->mixer, n, m->b.x, &pending, NULL, n, m->cfg->vocab_size, err);
     int rs = m->be->ops->sample(m->q, &(struct qx_op_sample){.n_rows = n, .vocab = m->cfg->vocab_size,
                                                              .logits = m->b.logits, .params = m->ctl.params,
                                                              .pos = m->ctl.spos, .id = m->b.out_id,
