@@ -28,7 +28,7 @@ static bool is_space(uint32_t c)
 static struct qx_view trim(const char *s)
 {
     struct qx_view v = {s ? s : "", s ? strlen(s) : 0};
-    const char *last = v.p;
+    const char *last;
     uint32_t c;
     for (int len; v.n && (len = qx_utf8_decode(v.p, v.n, &c)) > 0 && is_space(c);) {
         v.p += len;

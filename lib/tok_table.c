@@ -75,7 +75,8 @@ static int build_vocab(struct qx_tok_loader *l)
         if (e->added) {
             /* Replaces a base token of the same id in text; ids stay unique in the list. */
             if (x->added) {
-                if (x->len != e->len || memcmp(bytes.p + x->off, t->bytes.p + e->off, e->len) != 0) {
+                if (x->len != e->len || !bytes.p ||
+                    memcmp(bytes.p + x->off, t->bytes.p + e->off, e->len) != 0) {
                     qx_buf_fini(&bytes);
                     return qx_tok_bad(l, "tokenizer-value", "two added tokens have the id %u", e->id);
                 }
