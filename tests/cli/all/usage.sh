@@ -17,7 +17,10 @@ for name in $(qx help | sed -n '/^Commands:/,/^$/s/^  \([a-z-]*\) .*/\1/p'); do
     command -v "qx-$name" > /dev/null || { echo "qx-$name is not built"; continue; }
     check --wrong qx-"$name" x --wrong
     check -Z qx-"$name" x -Z
-    check missing qx "$name"
+    case $name in
+    bench) check "give either" qx "$name" ;; # PATH or --geometry
+    *) check missing qx "$name" ;;
+    esac
     check extra qx "$name" a b extra
     check --verbose=1 qx-"$name" x --verbose=1 2> /dev/null | grep -v "verbose" # a switch takes no value
     check "--color" qx-"$name" x --color --wrong
