@@ -31,6 +31,7 @@
 #define MAX_LIST_BYTES (512u << 20)
 #define MAX_DEPTH 8
 #define SLOTS_PER_THREAD 2
+#define MIN_CUT_BYTES (32u * 1024)
 
 struct span {
     const char *name;
@@ -49,6 +50,7 @@ struct entry {
 };
 struct slot {
     uint8_t *raw, *packed;
+    uint64_t off;
     size_t n, packed_n;
     uint32_t checksum;
     struct qx_error err;
@@ -334,7 +336,7 @@ static void pack_slot(void *user, uint64_t i, uint32_t worker)
 {
     struct work *w = user;
     struct slot *s = &w->slots[i];
-    s->rc = qx_file_read(w->fd, s->raw, s->n, w->off + i * QX_ZSEEK_FRAME_BYTES, &s->err);
+    s->rc = qx_file_read(w->fd, s->raw, s->n, s->off, &s->err);
     if (s->rc == 0) {
         s->rc = qx_zseek_pack(w->packer[worker], s->raw, s->n, s->packed, &s->packed_n,
                               &s->checksum, &s->err);
@@ -370,18 +372,36 @@ static int make_folders(struct work *w, const char *name, struct qx_error *err)
     return rc;
 }
 
+/* Length of the frame at off: up to the full size, but cut where another component begins, since
+ * what shrinks and what does not should not share a frame. *at is the span to look from. */
+static size_t frame_bytes(const struct entry *e, uint64_t off, size_t *at)
+{
+    uint64_t end = e->size - off < QX_ZSEEK_FRAME_BYTES ? e->size : off + QX_ZSEEK_FRAME_BYTES;
+    while (*at < e->n_spans && e->spans[*at].off + e->spans[*at].size <= off) {
+        ++*at;
+    }
+    for (size_t i = *at + 1; i < e->n_spans && e->spans[i].off < end; i++) {
+        if (e->spans[i].component != e->spans[i - 1].component &&
+            e->spans[i].off >= off + MIN_CUT_BYTES) {
+            return (size_t)(e->spans[i].off - off);
+        }
+    }
+    return (size_t)(end - off);
+}
+
 static int pack_content(struct work *w, struct entry *e, struct qx_file_out *out,
                         struct qx_error *err)
 {
     struct hasher h;
     struct qx_zseek_frame *frames = NULL;
-    size_t n_frames = 0, cap = 0, at = 0;
+    size_t n_frames = 0, cap = 0, at = 0, span = 0;
     int rc = hasher_init(&h, err);
     for (w->off = 0; rc == 0 && w->off < e->size;) {
         size_t m = 0;
-        for (uint64_t left = e->size - w->off; m < w->n_slots && left > 0; m++) {
-            w->slots[m].n = left < QX_ZSEEK_FRAME_BYTES ? (size_t)left : QX_ZSEEK_FRAME_BYTES;
-            left -= w->slots[m].n;
+        for (uint64_t off = w->off; m < w->n_slots && off < e->size; m++) {
+            w->slots[m].off = off;
+            w->slots[m].n = frame_bytes(e, off, &span);
+            off += w->slots[m].n;
         }
         qx_pool_run(w->pool, m, 1, pack_slot, w);
         for (size_t i = 0; rc == 0 && i < m; i++) {

@@ -60,7 +60,8 @@ try:
     caught = resumed = 0
     for k in range(kills):
         out = work / 'out'
-        p = subprocess.Popen([str(build / 'qx-repack'), str(src), *arguments(out)], stderr=subprocess.PIPE)
+        p = subprocess.Popen([str(build / 'qx-repack'), str(src), *arguments(out)], stdout=subprocess.DEVNULL,
+                             stderr=subprocess.PIPE)
         time.sleep(random.uniform(0, took * 0.95))
         p.send_signal(signal.SIGKILL)
         p.communicate()
@@ -73,8 +74,11 @@ try:
         same_tree(whole, out)
         check('no part is left', not part.exists())
         shutil.rmtree(out)
+        if (k + 1) % 10 == 0:
+            print(f'{k + 1} kills', flush=True)
     # Another plan does not go on with this part; without --resume it starts again.
-    p = subprocess.Popen([str(build / 'qx-repack'), str(src), *arguments(work / 'out')], stderr=subprocess.PIPE)
+    p = subprocess.Popen([str(build / 'qx-repack'), str(src), *arguments(work / 'out')],
+                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     time.sleep(took * 0.6)
     p.send_signal(signal.SIGINT)
     p.communicate()
