@@ -23,7 +23,8 @@ static struct {
     struct opt_common common;
     const char *geometry, *layout, *table, *device, *svg;
     struct qx_u64_list prompt, depth, streams;
-    bool has_prompt, has_depth, has_streams, kernels, csv, precise, has_n, has_repeat;
+    struct qx_u64_list draft;
+    bool has_draft, has_prompt, has_depth, has_streams, kernels, csv, precise, has_n, has_repeat;
     uint64_t n, repeat, ctx, chunk, gpus, memory;
 } o;
 
@@ -35,6 +36,7 @@ static const struct opt options[] = {
     {OPT_LIST, 0, "streams", "LIST", &o.streams, &o.has_streams, "sequences that decode together (default 1)", 0, "streams"},
     {OPT_U64, 'n', "tokens", "N", &o.n, &o.has_n, "decode steps a run (default 64)", 0, 0},
     {OPT_LIST, 0, "prompt", "LIST", &o.prompt, &o.has_prompt, "prefill prompts of so many tokens", 0, "prompt"},
+    {OPT_LIST, 0, "draft", "LIST", &o.draft, &o.has_draft, "rounds of so many drafts, 1 to 8, on one sequence", 0, "draft"},
     {OPT_U64, 0, "repeat", "R", &o.repeat, &o.has_repeat, "runs of each row (default 5)", 0, 0},
     {OPT_FLAG, 0, "kernels", 0, &o.kernels, 0, "also time each op of a decode step alone, against its own floor", 0, 0},
     {OPT_GROUP, 0, 0, 0, 0, 0, "Device and memory", 0, 0},
@@ -90,12 +92,13 @@ static void emit(struct job *j, const struct qx_bench_row *r)
         qx_json_out_init(&w, false);
         qx_json_obj(&w, NULL);
         qx_json_str(&w, "schema", "qx.bench/1");
-        qx_json_str(&w, "kind", prefill ? "prefill" : "decode");
+        qx_json_str(&w, "kind", prefill ? "prefill" : r->drafts ? "round" : "decode");
         qx_json_str(&w, "device", j->device);
         qx_json_str(&w, "layout", j->layout);
         qx_json_u64(&w, "streams", r->streams);
         qx_json_u64(&w, "depth", r->depth);
         qx_json_u64(&w, "prompt", r->prompt);
+        qx_json_u64(&w, "draft", r->drafts);
         qx_json_f64(&w, "tok_s", rate);
         qx_json_f64(&w, "spread", spread);
         qx_json_f64(&w, "step_ms", r->median_s * 1e3);
@@ -113,12 +116,16 @@ static void emit(struct job *j, const struct qx_bench_row *r)
     } else if (o.csv) {
         char line[320];
         snprintf(line, sizeof line, "%s,%u,%llu,%llu,%.3f,%.4f,%.5f,%.0f,%.3f,%.0f,%.4f,%llu\n",
-                 prefill ? "prefill" : "decode", r->streams, (unsigned long long)r->depth,
+                 prefill ? "prefill" : r->drafts ? "round" : "decode", r->streams, (unsigned long long)r->depth,
                  (unsigned long long)r->prompt, rate, spread, r->median_s * 1e3, r->bytes, r->unique_experts,
                  j->floor_bandwidth, floor_s / r->median_s, (unsigned long long)r->n_nodes);
         ui_out_str(line);
     } else {
-        table_cell(&j->t, "%s", prefill ? "prefill" : "decode");
+        if (r->drafts) {
+            table_cell(&j->t, "round of %u", r->drafts);
+        } else {
+            table_cell(&j->t, "%s", prefill ? "prefill" : "decode");
+        }
         table_cell(&j->t, "%u", r->streams);
         table_cell(&j->t, "%llu", (unsigned long long)(prefill ? r->prompt : r->depth));
         table_cell(&j->t, "%.1f", rate);
@@ -236,6 +243,14 @@ static int rows(struct job *j, struct qx_error *err)
             }
         }
     }
+    for (size_t i = 0; i < o.draft.n; ++i) {
+        for (size_t d = 0; d < nd && o.n; ++d) {
+            if ((rc = qx_bench_drafts(j->m, (uint32_t)o.draft.v[i], depth[d], (uint32_t)o.n, (uint32_t)o.repeat, &r, err))) {
+                return rc;
+            }
+            emit(j, &r);
+        }
+    }
     for (size_t i = 0; i < o.prompt.n; ++i) {
         if ((rc = qx_bench_prefill(j->m, o.prompt.v[i], (uint32_t)o.repeat, &r, err))) {
             return rc;
@@ -289,6 +304,14 @@ static int load(struct job *j, const char *path, struct qx_ckpt **ck, struct qx_
         most = o.streams.v[i] > most ? o.streams.v[i] : most;
     }
     struct qx_model_opts mo = QX_MODEL_OPTS_DEFAULT;
+    for (size_t i = 0; i < o.draft.n; ++i) {
+        if (o.draft.v[i] < 1 || o.draft.v[i] > QX_DRAFT_MAX) {
+            return qx_fail(err, QX_E_USAGE, "usage", "'--draft' wants 1 to %d drafts a round", QX_DRAFT_MAX);
+        }
+        uint32_t k = (uint32_t)o.draft.v[i];
+        mo.draft_max = k > mo.draft_max ? k : mo.draft_max;
+    }
+    need += o.draft.n ? (o.repeat + 1) * o.n : 0; /* rounds move on, a token each and what is accepted */
     mo.device = o.device;
     mo.n_threads = (uint32_t)o.common.threads;
     mo.precise = o.precise;
@@ -361,6 +384,7 @@ int main(int argc, char **argv)
     qx_ckpt_close(ck);
     qx_free(cfg);
     qx_free(j.done);
+    qx_u64_list_fini(&o.draft);
     qx_u64_list_fini(&o.prompt);
     qx_u64_list_fini(&o.depth);
     qx_u64_list_fini(&o.streams);

@@ -2,7 +2,9 @@
 #include "bench.h"
 
 #include "alloc.h"
+#include "line.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -140,8 +142,10 @@ static void close_seqs(struct qx_model *m, struct bench_seqs *b)
     }
 }
 
-/* One decode step of all streams at a position. */
-static int decode_step(struct qx_model *m, struct bench_seqs *b, uint64_t pos, struct qx_error *err)
+/* n decode steps of all streams from a position on, as generation runs them: each step feeds the next on
+ * the device, launched one ahead of what the host has read. */
+static int decode_steps(struct qx_model *m, struct bench_seqs *b, uint64_t pos, uint32_t n,
+                        struct qx_error *err)
 {
     struct qx_row rows[64];
     uint32_t logit[64];
@@ -152,14 +156,26 @@ static int decode_step(struct qx_model *m, struct bench_seqs *b, uint64_t pos, s
         logit[i] = i;
     }
     struct qx_want w = {.logit_row = logit, .n_logits = b->n};
-    int rc = qx_exec_step(m, rows, b->n, &w, err);
-    for (uint32_t i = 0; i < b->n && !rc; ++i) {
-        if (m->b.host_id[i] < 0) {
-            return qx_fail(err, QX_E_VALUE, "non-finite-logits", "logits of stream %u are not finite", i);
+    int rc = qx_exec_free_start(m, rows, b->n, &w, err);
+    uint32_t launched = 0, ahead = m->be->graph_begin ? 2 : 1;
+    for (uint32_t read = 0; read < n && !rc; ++read) {
+        while (launched < n && launched < read + ahead && !rc) {
+            rc = qx_exec_free_launch(m, b->n, err);
+            ++launched;
         }
-        b->id[i] = m->b.host_id[i];
+        const int32_t *ids;
+        for (uint64_t spins = 0; !rc && !(ids = qx_exec_free_ids(m, b->n, read)); ++spins) {
+            rc = spins == 1u << 24 ? m->be->wait(m->q, err) : 0;
+        }
+        for (uint32_t i = 0; i < b->n && !rc; ++i) {
+            if (ids[i] < 0) {
+                rc = qx_fail(err, QX_E_VALUE, "non-finite-logits", "logits of stream %u are not finite", i);
+            }
+            b->id[i] = ids[i] < 0 ? 0 : ids[i];
+        }
     }
-    return rc;
+    int waited = m->be->wait(m->q, rc ? NULL : err);
+    return rc ? rc : waited;
 }
 
 /* Mean number of different experts that a layer's rows picked, over the layers of one more step. */
@@ -214,20 +230,17 @@ int qx_bench_decode(struct qx_model *m, uint32_t streams, uint64_t depth, uint32
     struct bench_seqs b;
     double t[64], expert = 0.0, by_op[QX_OP_COUNT];
     int rc = open_seqs(m, streams, depth + n + 8, &b, err);
-    for (uint32_t i = 0; i < 6 && !rc; ++i) {
-        rc = decode_step(m, &b, depth, err); /* warm, and recorded */
-    }
+    rc = rc ? rc : decode_steps(m, &b, depth, 6, err); /* warm, and recorded */
     for (uint32_t r = 0; r < repeat && !rc; ++r) {
         double t0 = now_s();
-        for (uint32_t i = 0; i < n && !rc; ++i) {
-            rc = decode_step(m, &b, depth + i, err);
-        }
+        rc = decode_steps(m, &b, depth, n, err);
         t[r] = (now_s() - t0) / n;
     }
     if (!rc) {
         summarize(t, repeat, out);
         for (uint32_t i = 0; i < m->n_graphs; ++i) {
-            if (m->graphs[i].graph && m->graphs[i].key.n_rows == streams && m->graphs[i].key.kind == 0) {
+            if (m->graphs[i].graph && m->graphs[i].key.n_rows == streams
+                && m->graphs[i].n_nodes > out->n_nodes) {
                 out->n_nodes = m->graphs[i].n_nodes;
             }
         }
@@ -239,6 +252,72 @@ int qx_bench_decode(struct qx_model *m, uint32_t streams, uint64_t depth, uint32
         for (int i = 0; i < QX_OP_COUNT; ++i) {
             out->bytes += by_op[i];
         }
+    }
+    close_seqs(m, &b);
+    return rc;
+}
+
+/* What one row of the draft head reads. */
+static double draft_bytes(const struct qx_model *m, double expert_bytes)
+{
+    const struct qx_layer *l = &m->mtp.layer;
+    struct qx_weight head = m->head;
+    head.rows = m->draft_vocab ? m->draft_vocab : head.rows;
+    return mat_bytes(&m->mtp.fc_embedding) + mat_bytes(&m->mtp.fc_hidden) + hc_bytes(m, &l->hc_attn)
+           + hc_bytes(m, &l->hc_mlp) + hc_bytes(m, &m->mtp.mixer) + mat_bytes(&l->qsa.q) + mat_bytes(&l->qsa.k)
+           + mat_bytes(&l->qsa.v) + mat_bytes(&l->qsa.index) + mat_bytes(&l->qsa.o) + mat_bytes(&l->moe.gate)
+           + m->cfg->n_experts_per_tok * expert_bytes + mat_bytes(&l->moe.s_gate) + mat_bytes(&l->moe.s_up)
+           + mat_bytes(&l->moe.s_down) + mat_bytes(&head);
+}
+
+int qx_bench_drafts(struct qx_model *m, uint32_t k, uint64_t depth, uint32_t n, uint32_t repeat,
+                    struct qx_bench_row *out, struct qx_error *err)
+{
+    *out = (struct qx_bench_row){.streams = 1, .depth = depth, .drafts = k};
+    repeat = repeat < 1 ? 1 : repeat > 64 ? 64 : repeat;
+    double t[64], expert = 0.0, by_op[QX_OP_COUNT];
+    struct bench_seqs b;
+    if (!m->mtp.loaded || k > m->budget.draft_max || !depth) {
+        return qx_fail(err, QX_E_USAGE, "usage", "%u drafts a round need a draft head and some context", k);
+    }
+    uint64_t tokens = depth + (uint64_t)(repeat + 1) * n * (k + 1) + 8;
+    if (tokens > m->budget.ctx_tokens) {
+        tokens = m->budget.ctx_tokens;
+    }
+    int rc = open_seqs(m, 1, tokens, &b, err);
+    struct qx_line line = {.seq = b.n ? b.seq[0] : 0, .p = QX_GEN_PARAMS_DEFAULT}, *lines = &line;
+    line.p.draft = (int32_t)k;
+    for (uint32_t r = 0; r <= repeat && !rc; ++r) { /* the first is the warm-up */
+        struct qx_seq *s = &m->seqs[line.seq];
+        s->n_ids = 0;
+        for (uint64_t i = 0; i <= depth && !rc; ++i) {
+            rc = qx_seq_push(m, line.seq, (uint32_t)((i * 2654435761u + r) % m->cfg->vocab_size), err);
+        }
+        s->n_done = depth;
+        s->n_mtp = depth - 1;
+        s->held = true;
+        s->cur = s->slots[0];
+        line.done = line.has_next = false;
+        double t0 = now_s();
+        uint32_t rounds = 0;
+        while (!rc && rounds < n && !line.done) {
+            rc = qx_line_round(m, &lines, 1, err);
+            ++rounds;
+        }
+        if (r && !rc) {
+            t[r - 1] = (now_s() - t0) / rounds;
+        }
+    }
+    rc = rc ? rc : expert_size(m, &expert, err);
+    if (!rc) {
+        summarize(t, repeat, out);
+        double miss = 1.0 - (double)m->cfg->n_experts_per_tok / m->cfg->n_experts;
+        out->unique_experts = m->cfg->n_experts * (1.0 - pow(miss, k + 1.0));
+        step_bytes(m, k + 1, depth, out->unique_experts, expert, by_op);
+        for (int i = 0; i < QX_OP_COUNT; ++i) {
+            out->bytes += by_op[i];
+        }
+        out->bytes += k * draft_bytes(m, expert);
     }
     close_seqs(m, &b);
     return rc;
@@ -348,7 +427,7 @@ int qx_bench_ops(struct qx_model *m, uint32_t streams, uint64_t depth, struct qx
         return qx_fail(err, QX_E_UNSUPPORTED, "usage", "--kernels needs a device with recorded graphs");
     }
     int rc = open_seqs(m, streams, depth + 8, &b, err);
-    rc = rc ? rc : decode_step(m, &b, depth, err); /* leaves the control block as a step has it */
+    rc = rc ? rc : decode_steps(m, &b, depth, 1, err); /* leaves the control block as a step has it */
     rc = rc ? rc : expert_size(m, &expert, err);
     const struct qx_ops *all = m->be->ops;
     if (!rc) {

@@ -13,6 +13,7 @@ struct qx_bench_row {
     uint64_t depth;            /* context filled before */
     uint64_t prompt;           /* prefill: tokens; 0: decode */
     uint32_t n_runs;
+    uint32_t drafts;           /* a round of so many drafts: then a step is a round; 0: plain decode */
     double median_s, low_s, high_s; /* a step, or the whole prompt */
     double bytes;              /* that a step must move */
     double unique_experts;     /* a layer, mean over the layers of the last step; 0: not counted */
@@ -21,6 +22,11 @@ struct qx_bench_row {
 
 /* Decodes `n` tokens at `depth` on `streams` sequences, `repeat` times. The caches hold random values. */
 int qx_bench_decode(struct qx_model *m, uint32_t streams, uint64_t depth, uint32_t n, uint32_t repeat,
+                    struct qx_bench_row *out, struct qx_error *err);
+/* Rounds of k drafts on one sequence at `depth`: the draft head's chain, the step that verifies k + 1 rows,
+ * and the draft head's rows of what was kept. Random weights accept hardly anything: read the time of a
+ * round, and divide by it what an acceptance length would give. `n` rounds a run. */
+int qx_bench_drafts(struct qx_model *m, uint32_t k, uint64_t depth, uint32_t n, uint32_t repeat,
                     struct qx_bench_row *out, struct qx_error *err);
 /* Prefills one prompt of n random ids, `repeat` times, in chunks of the plan. */
 int qx_bench_prefill(struct qx_model *m, uint64_t n, uint32_t repeat, struct qx_bench_row *out,
