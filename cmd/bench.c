@@ -28,6 +28,8 @@ static struct {
     uint64_t n, repeat, ctx, chunk, gpus, memory;
 } o;
 
+static uint64_t default_depth = 4096;
+
 static const struct opt options[] = {
     {OPT_GROUP, 0, 0, 0, 0, 0, "What to run", 0, 0},
     {OPT_STR, 0, "geometry", "NAME", &o.geometry, 0, "random weights made on the device: 'released', or a config.json", 0, 0},
@@ -144,7 +146,7 @@ static int kernels(struct job *j, struct qx_error *err)
                                           {"share", true, false},  {"MB", true, false},    {"GB/s", true, false},
                                           {"floor", true, false}};
     struct qx_bench_op ops[QX_OP_COUNT];
-    int rc = qx_bench_ops(j->m, (uint32_t)(o.has_streams ? o.streams.v[0] : 1), o.has_depth ? o.depth.v[0] : 4096, ops, err);
+    int rc = qx_bench_ops(j->m, (uint32_t)(o.has_streams ? o.streams.v[0] : 1), o.has_depth ? o.depth.v[0] : default_depth, ops, err);
     if (rc) {
         return rc;
     }
@@ -222,8 +224,8 @@ static int plot(const struct job *j, struct qx_error *err)
 
 static int rows(struct job *j, struct qx_error *err)
 {
-    static uint64_t depth0 = 4096, streams0 = 1;
-    const uint64_t *depth = o.has_depth ? o.depth.v : &depth0, *streams = o.has_streams ? o.streams.v : &streams0;
+    static uint64_t streams0 = 1;
+    const uint64_t *depth = o.has_depth ? o.depth.v : &default_depth, *streams = o.has_streams ? o.streams.v : &streams0;
     size_t nd = o.has_depth ? o.depth.n : 1, ns = o.has_streams ? o.streams.n : 1;
     struct qx_bench_row r;
     int rc = 0;
@@ -291,9 +293,30 @@ static int config_of(struct qx_config *cfg, struct qx_error *err)
     return rc;
 }
 
+/* Without --depth: 4096, or what the context limit leaves. */
+static void choose_depth(uint64_t limit)
+{
+    uint64_t rest = o.n + 8;
+    if (limit && limit < default_depth + rest) {
+        default_depth = limit > rest ? limit - rest : 1;
+    }
+}
+
 static int load(struct job *j, const char *path, struct qx_ckpt **ck, struct qx_config *cfg, struct qx_error *err)
 {
-    uint64_t need = 4096 + o.n + 8, most = 1;
+    int rc;
+    if (path) {
+        struct qx_open how = QX_OPEN_DEFAULT;
+        rc = qx_ckpt_open(ck, path, &how, err);
+        choose_depth(rc ? 0 : qx_ckpt_context_limit(*ck));
+    } else {
+        rc = config_of(cfg, err);
+        choose_depth(rc ? 0 : qx_config_context_limit(cfg));
+    }
+    if (rc) {
+        return rc;
+    }
+    uint64_t need = default_depth + o.n + 8, most = 1;
     for (size_t i = 0; i < o.depth.n; ++i) {
         need = o.depth.v[i] + o.n + 8 > need || i == 0 ? o.depth.v[i] + o.n + 8 : need;
     }
@@ -325,14 +348,11 @@ static int load(struct job *j, const char *path, struct qx_ckpt **ck, struct qx_
         }
     }
     if (path) {
-        struct qx_open how = QX_OPEN_DEFAULT;
-        int rc = qx_ckpt_open(ck, path, &how, err);
         snprintf(j->layout, sizeof j->layout, "checkpoint");
-        return rc ? rc : qx_model_load(&j->m, *ck, &mo, err);
+        return qx_model_load(&j->m, *ck, &mo, err);
     }
     snprintf(j->layout, sizeof j->layout, "%s", o.layout ? o.layout : "mixed");
-    int rc = config_of(cfg, err);
-    return rc ? rc : qx_synth_create(&j->m, cfg, j->layout, &mo, err);
+    return qx_synth_create(&j->m, cfg, j->layout, &mo, err);
 }
 
 int main(int argc, char **argv)

@@ -334,9 +334,9 @@ static int make(struct synth *s, const struct qx_model_opts *o, struct qx_error 
     struct qx_plan_request r = {
         .weight_bytes = s->weight_bytes,
         .table_bytes = n_rows * (s->f_table == QX_W_NVFP4 ? w / 2 + w / 16 : s->f_table == QX_W_BF16 ? 2 * w : w),
-        .table = o->table, .host_device = m->be->host_memory,
-        .device_bytes = o->device_memory_bytes ? o->device_memory_bytes
-                        : m->be->host_memory   ? 0 : info.memory_free_bytes,
+        /* Nothing is mapped from a file here: on the cpu, too, weights and table take memory. */
+        .table = o->table, .host_device = false,
+        .device_bytes = o->device_memory_bytes ? o->device_memory_bytes : info.memory_free_bytes,
         .host_bytes = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0, .ctx_tokens = o->ctx_tokens,
         .chunk_rows = o->chunk_rows, .max_seqs = o->max_seqs, .draft_max = o->draft_max, .mtp = m->mtp.loaded,
         .kv_bf16 = m->kv_bf16};
