@@ -94,16 +94,26 @@ static bool push_module(struct verify *v, const struct qx_module *m, size_t i)
     return ok;
 }
 
+/* Bytes of the row layout as elements: rows and the zeros between them are whole numbers of these. */
+static enum qx_scan_kind packed_kind(enum qx_format f)
+{
+    return f == QX_F_FP8    ? QX_SCAN_E4M3
+           : f == QX_F_BF16 ? QX_SCAN_BF16
+           : f == QX_F_F16  ? QX_SCAN_F16
+           : f == QX_F_F32  ? QX_SCAN_F32
+                            : QX_SCAN_NONE;
+}
+
 static bool push_table(struct verify *v, const struct qx_table *t)
 {
     bool ok = true, plain = t->format == QX_F_BF16 || t->format == QX_F_F16 || t->format == QX_F_F32;
-    if (!t->present || plain || t->packed_rows) {
+    if (!t->present || plain) {
         return true;
     }
     if (t->global && scale_kind(t->global->dtype) != QX_SCAN_NONE) {
         ok = push(v, t->global, scale_kind(t->global->dtype), ROLE_TABLE_GLOBAL, 0);
     }
-    for (uint32_t i = 0; ok && i < t->n_shards; ++i) {
+    for (uint32_t i = 0; ok && !t->packed_rows && i < t->n_shards; ++i) {
         const struct qx_tensor *s = t->shards[i].scale;
         if (s && s->dtype == QX_DT_F8_E4M3) {
             ok = push(v, s, QX_SCAN_BLOCK_SCALE, ROLE_TABLE_BLOCK, i);
@@ -135,9 +145,12 @@ int qx_values_gather(struct verify *v, struct qx_error *err)
             const struct qx_module *m = qx_resolved_module(v->res, i);
             ok = !m->weight || push(v, m->weight, value_kind(m->weight->dtype), ROLE_WEIGHT, i);
         }
-        for (uint32_t i = 0; t && t->present && ok && i < t->n_shards; ++i) {
+        if (t && t->packed_rows) {
+            ok = ok && push(v, t->packed, packed_kind(t->format), ROLE_SHARD, 0);
+        }
+        for (uint32_t i = 0; t && t->present && !t->packed_rows && ok && i < t->n_shards; ++i) {
             const struct qx_tensor *w = t->shards[i].weight;
-            ok = !w || push(v, w, t->packed_rows ? QX_SCAN_NONE : value_kind(w->dtype), ROLE_SHARD, i);
+            ok = !w || push(v, w, value_kind(w->dtype), ROLE_SHARD, i);
         }
         n_special = v->n_items;
         if (n_special) {
@@ -336,6 +349,9 @@ static int codes_zero(struct verify *v, const struct qx_scan_item *it, bool *zer
     *zero = true;
     if (it->role == ROLE_TABLE_GLOBAL) {
         const struct qx_table *t = qx_resolved_table(v->res);
+        if (t->packed_rows) {
+            return t->packed ? all_zero(v, t->packed, 0xff, zero, err) : 0;
+        }
         for (uint32_t i = 0; rc == 0 && *zero && i < t->n_shards; ++i) {
             const struct qx_tensor *w = t->shards[i].weight;
             if (w) {
@@ -360,7 +376,7 @@ static int report_scale(struct verify *v, const struct qx_scan_item *it, struct 
         ok = ok && bad_scale(v, it, "scale-not-finite", QX_ERROR, QX_SCAN_IS_INF, "a finite number",
                              "is infinite");
     }
-    if (n_sign && n_sign > (n_nan && it->kind != QX_SCAN_BLOCK_SCALE ? n_nan : 0)) {
+    if (n_sign) {
         ok = ok && bad_scale(v, it, "scale-negative", QX_ERROR, QX_SCAN_IS_SIGNED, "sign bit clear",
                              "has its sign bit set");
     }
@@ -439,6 +455,12 @@ static void add_shard(struct table_nan *a, const struct qx_table *t, const struc
     }
     first = it->n[0] && (!it->n[1] || it->first[0] < it->first[1]) ? it->first[0] : it->first[1];
     row = it->ref * t->rows_per_shard + first / width;
+    if (t->packed_rows) {
+        uint64_t size = size_of(it), row_bytes = t->width * size, in = first * size % width;
+        row = first * size / width * (width / row_bytes) + in / row_bytes; /* width: bytes of a block */
+        first = row * t->width + in % row_bytes / size;
+        width = t->width;
+    }
     if (a->n == 0 || row < a->row) {
         a->row = row;
         a->col = first % width;
@@ -447,6 +469,59 @@ static void add_shard(struct table_nan *a, const struct qx_table *t, const struc
         a->it = it;
     }
     a->n += n;
+}
+
+/* Block scales of an NVFP4 table in the row layout lie between codes: read apart, in pieces. */
+static int report_packed_scales(struct verify *v, const struct qx_table *t, struct qx_error *err)
+{
+    static const struct { unsigned cls; const char *kind, *what; enum qx_severity severity; } rule[] = {
+        {QX_SCAN_IS_NAN, "scale-not-finite", "a NaN block scale", QX_ERROR},
+        {QX_SCAN_IS_SIGNED, "scale-negative", "a block scale with its sign bit set", QX_ERROR},
+        {QX_SCAN_IS_ZERO, "scale-zero", "a zero block scale over codes that are not zero", QX_WARNING}};
+    uint64_t codes = t->width / 2, scales = t->width / 16, n[3] = {0}, first[3] = {0}, block, per_block;
+    const struct qx_tensor *p = t->packed;
+    uint8_t *b;
+    int rc = 0;
+    if (!p || !p->readable || p->n_dims != 2 || p->shape[1] < codes + scales || p->shape[1] > COPY_BYTES) {
+        return 0;
+    }
+    block = p->shape[1];
+    per_block = block / (codes + scales);
+    b = qx_malloc((size_t)block);
+    rc = b ? 0 : qx_fail_nomem(err);
+    for (uint64_t row = 0; rc == 0 && row < t->n_rows; ++row) {
+        const uint8_t *q = b ? b + row % per_block * (codes + scales) : NULL;
+        if (row % per_block == 0) {
+            rc = qx_ckpt_read(v->ck, p, row / per_block * block, b, block, err);
+        }
+        for (uint64_t i = 0; rc == 0 && i < scales; ++i) {
+            unsigned c = qx_scan_classify(QX_SCAN_BLOCK_SCALE, q + codes + i), any = 0;
+            for (unsigned k = 0; c & QX_SCAN_IS_ZERO && k < 8; ++k) {
+                any |= q[i * 8 + k] & 0x77u;
+            }
+            c &= any ? ~0u : ~QX_SCAN_IS_ZERO;
+            for (unsigned k = 0; c && k < QX_ARRAY_LEN(rule); ++k) {
+                if (c & rule[k].cls && n[k]++ == 0) {
+                    first[k] = row;
+                }
+            }
+        }
+    }
+    qx_free(b);
+    for (unsigned k = 0; rc == 0 && k < QX_ARRAY_LEN(rule); ++k) {
+        struct qx_buf text = {0};
+        if (!n[k]) {
+            continue;
+        }
+        qx_buf_fmt(&text, "row %" PRIu64 " of the n-gram table has %s (%" PRIu64 " in all)", first[k],
+                   rule[k].what, n[k]);
+        rc = verify_add(v, QX_REPORT(rule[k].kind, rule[k].severity, .file = verify_file(v, p),
+                                     .tensor = p->name, .text = qx_buf_cstr(&text), .count = n[k]))
+                 ? 0
+                 : qx_fail_nomem(err);
+        qx_buf_fini(&text);
+    }
+    return rc;
 }
 
 static bool report_table_nan(struct verify *v, const struct table_nan *a)
@@ -661,6 +736,9 @@ int qx_values_report(struct verify *v, struct qx_error *err)
         }
     }
     ok = ok && report_table_nan(v, &nan);
+    if (full && rc == 0 && ok && table && table->packed_rows && table->format == QX_F_NVFP4) {
+        rc = report_packed_scales(v, table, err);
+    }
     if (rc == 0 && ok && v->res) {
         rc = report_gate_up(v, err);
         rc = rc ? rc : report_constants(v, err);

@@ -31,7 +31,7 @@ static unsigned classify_float(uint64_t v, unsigned bits, unsigned mb, bool scal
     if (magnitude >> mb == top) {
         c = mant ? QX_SCAN_IS_NAN : QX_SCAN_IS_INF;
     }
-    if (scale) {
+    if (scale && !c) {
         c |= v >> (bits - 1) ? QX_SCAN_IS_SIGNED : 0u;
         c |= magnitude == 0 ? QX_SCAN_IS_ZERO : 0u;
     }
@@ -53,8 +53,10 @@ unsigned qx_scan_classify(enum qx_scan_kind k, const void *elem)
     case QX_SCAN_E8M0:
         return v == 0xffu ? QX_SCAN_IS_NAN : 0u;
     case QX_SCAN_BLOCK_SCALE:
-        return ((v & 0x7fu) == 0x7fu ? QX_SCAN_IS_NAN : 0u) | (v & 0x80u ? QX_SCAN_IS_SIGNED : 0u) |
-               ((v & 0x7fu) == 0 ? QX_SCAN_IS_ZERO : 0u);
+        if ((v & 0x7fu) == 0x7fu) {
+            return QX_SCAN_IS_NAN;
+        }
+        return (v & 0x80u ? QX_SCAN_IS_SIGNED : 0u) | ((v & 0x7fu) == 0 ? QX_SCAN_IS_ZERO : 0u);
     case QX_SCAN_F16:
     case QX_SCAN_SCALE_F16:
         return classify_float(v, 16, 10, k == QX_SCAN_SCALE_F16);

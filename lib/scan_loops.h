@@ -22,7 +22,7 @@ uint32_t qx_scan_elem_size(enum qx_scan_kind k); /* bytes */
 /* Classes of an element; a set bit is a reason for a finding. */
 #define QX_SCAN_IS_NAN 1u
 #define QX_SCAN_IS_INF 2u
-#define QX_SCAN_IS_SIGNED 4u  /* sign bit set (scales only) */
+#define QX_SCAN_IS_SIGNED 4u  /* sign bit set (scales only, and only of finite numbers) */
 #define QX_SCAN_IS_ZERO 8u    /* value zero (scales only) */
 #define QX_SCAN_CLASSES 4u
 unsigned qx_scan_classify(enum qx_scan_kind k, const void *elem);
