@@ -314,6 +314,11 @@ static void put(const char *name, const void *p, size_t n)
     }
 }
 
+static void put_text(const char *name, const char *text)
+{
+    put(name, text, strlen(text));
+}
+
 static void put_header(const char *name, const char *json, size_t data)
 {
     char bytes[4096] = {0};
@@ -343,7 +348,7 @@ static void make_broken(void)
     put_header("b.safetensors", "{\"t\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
                                 "\"y\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[9,4]}}", 4);
     put_header("c.safetensors", "{\"t\":}", 0);
-    put("d.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0011\nsize 400001920\n", 76);
+    put_text("d.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0011\nsize 400001920\n");
     put("e.safetensors", "GGUF\1\1\1\1\1\1\1\1\1", 13);
     put("f.safetensors.incomplete", "123", 3);
     put("stray.safetensors", "123", 3);
@@ -357,7 +362,7 @@ static void make_broken(void)
         "\"y\":\"b.safetensors\",\"q\":\"c.safetensors\",\"r\":\"d.safetensors\",\"p\":\"e.safetensors\","
         "\"o\":\"f.safetensors\",\"n\":\"g.safetensors\",\"m\":\"../x\",\"m\":\"a.safetensors\",\"l\":7}}";
     put("model.safetensors.index.json", index, sizeof index - 1);
-    put("config.json", "{\"model_type\":\"qwen4_exp\",\"a\":NaN,\"a\":1,\"text_config\":{\"hidden_size\":\"x\"}}", 76);
+    put_text("config.json", "{\"model_type\":\"qwen4_exp\",\"a\":NaN,\"a\":1,\"text_config\":{\"hidden_size\":\"x\"}}");
 }
 
 static bool prepare(const struct attempt *a)
