@@ -16,13 +16,13 @@
 #include "error.h"
 #include "pool.h"
 #include "qx_build.h"
+#include "scan_read.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -35,7 +35,6 @@
 #define PIECE (UINT64_C(256) << 10) /* of cached bytes: stays in a second-level cache; whole elements */
 #define LOOK (UINT64_C(4) << 10)    /* granularity of the closer look */
 #define GAP (UINT64_C(32) << 10)    /* between items: cheaper to read than to start a new read */
-#define ALIGN UINT64_C(4096)
 #define READERS 4u          /* in bulk: 16 MiB in flight */
 #define READERS_PIECES 16u  /* of pieces scattered over files */
 #define WINDOW 64u
@@ -55,19 +54,11 @@ struct edge {
     uint64_t head_elem;          /* element that the head bytes end */
 };
 
-struct fd_state {
-    int buffered, direct;
-    bool open;
-    uint32_t chunks;   /* open tickets */
-    void *map;         /* of the whole file, never touched: only asked what is in memory; NULL if none */
-    size_t map_bytes;
-};
-
 struct pass {
     struct qx_scan *s;
     int dir;
     size_t *file_item;           /* [n_files + 1]: items of a file */
-    struct fd_state *fd;
+    struct qx_scan_fd *fd;
     pthread_mutex_t lock;
     pthread_cond_t permit_free, turn_permit_free, window_moved, turn_came[WINDOW];
     uint32_t permits, turn_waits, window_waits, threads;
@@ -95,41 +86,12 @@ struct pass {
 
 /* ---- files -------------------------------------------------------------------------------- */
 
-static void close_file(struct fd_state *f)
-{
-    if (f->open) {
-        close(f->buffered);
-        if (f->map) {
-            munmap(f->map, f->map_bytes);
-            f->map = NULL;
-        }
-        if (f->direct >= 0) {
-            close(f->direct);
-        }
-        f->open = false;
-    }
-}
-
 static bool open_file(struct pass *p, size_t i)
 {
-    struct fd_state *f = &p->fd[i];
     if (i > 0 && p->fd[i - 1].chunks == 0) {
-        close_file(&p->fd[i - 1]);
+        qx_scan_fd_close(&p->fd[i - 1]);
     }
-    if (!f->open) {
-        f->buffered = openat(p->dir, p->s->files[i].name, O_RDONLY | O_CLOEXEC);
-        if (f->buffered < 0) {
-            return false;
-        }
-        f->direct = p->s->bulk
-                        ? openat(p->dir, p->s->files[i].name, O_RDONLY | O_CLOEXEC | O_DIRECT)
-                        : -1;
-        f->map_bytes = (size_t)p->s->files[i].size_bytes;
-        f->map = f->map_bytes ? mmap(NULL, f->map_bytes, PROT_READ, MAP_SHARED, f->buffered, 0) : NULL;
-        f->map = f->map == MAP_FAILED ? NULL : f->map;
-        f->open = true;
-    }
-    return true;
+    return qx_scan_fd_open(&p->fd[i], p->dir, p->s->files[i].name, p->s->files[i].size_bytes, p->s->bulk);
 }
 
 /* ---- cutting ------------------------------------------------------------------------------ */
@@ -417,7 +379,7 @@ static void finish(struct pass *p, const struct chunk *c, const struct edge *e)
         stop_all(p);
     }
     if (--p->fd[c->file].chunks == 0 && p->cut_file > c->file) {
-        close_file(&p->fd[c->file]);
+        qx_scan_fd_close(&p->fd[c->file]);
     }
     if (p->window_waits) {
         pthread_cond_broadcast(&p->window_moved);
@@ -546,80 +508,14 @@ static bool window_full(const struct pass *p)
     return p->next_ticket >= p->base + (w < WINDOW ? w : WINDOW);
 }
 
-/* All n bytes or -1 with errno; a short file is EIO. */
-static int read_all(int fd, uint8_t *b, uint64_t n, uint64_t off)
-{
-    while (n > 0) {
-        ssize_t r = pread(fd, b, (size_t)n, (off_t)off);
-        if (r < 0 && errno == EINTR) {
-            continue;
-        }
-        if (r <= 0) {
-            errno = r < 0 ? errno : EIO;
-            return -1;
-        }
-        b += r;
-        off += (uint64_t)r;
-        n -= (uint64_t)r;
-    }
-    return 0;
-}
-
-/* Past the page cache: aligned address, offset and length; b has room for CHUNK + 2 x ALIGN. */
-static int read_direct(const struct fd_state *f, uint8_t *b, const struct chunk *c, uint8_t **at)
-{
-    uint64_t from = c->off / ALIGN * ALIGN, lead = c->off - from, got = 0;
-    uint64_t want = lead + c->len, room = (want + ALIGN - 1) / ALIGN * ALIGN;
-    *at = b + lead;
-    if (f->direct < 0) {
-        *at = b;
-        return read_all(f->buffered, b, c->len, c->off);
-    }
-    while (got < want) {
-        ssize_t r = pread(f->direct, b + got, (size_t)(room - got), (off_t)(from + got));
-        if (r < 0 && errno == EINTR) {
-            continue;
-        }
-        if (r <= 0 || (got + (uint64_t)r < want && (uint64_t)r % ALIGN != 0)) {
-            /* Not supported here after all, or a file that ends oddly: the page cache serves any. */
-            return got + (r > 0 ? (uint64_t)r : 0) >= want
-                       ? 0
-                       : read_all(f->buffered, *at, c->len, c->off);
-        }
-        got += (uint64_t)r;
-    }
-    return 0;
-}
-
-/* Are all bytes of a chunk in the page cache? A read that must not wait would not do to find out: it makes
- * the kernel read ahead. */
-static bool is_cached(const struct fd_state *f, const struct chunk *c)
-{
-    unsigned char page[CHUNK / ALIGN + 2];
-    uint64_t from = c->off / ALIGN * ALIGN, n = c->off + c->len - from;
-    if (f->direct < 0 && f->map) {
-        return false; /* pieces scattered over a file: many reads in flight, cached or not */
-    }
-    if (!f->map || c->off + c->len > f->map_bytes || sysconf(_SC_PAGESIZE) != (long)ALIGN ||
-        mincore((char *)f->map + from, (size_t)n, page) != 0) {
-        return false;
-    }
-    for (uint64_t i = 0; i < (n + ALIGN - 1) / ALIGN; ++i) {
-        if (!(page[i] & 1)) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* Reads and looks, piece by piece while the bytes are in the processor's cache. */
-static bool read_cached(struct pass *p, struct fd_state *f, const struct chunk *c, uint8_t *b,
+static bool read_cached(struct pass *p, struct qx_scan_fd *f, const struct chunk *c, uint8_t *b,
                         struct edge *e)
 {
     struct pending pend = {.item = SIZE_MAX};
     for (uint64_t done = 0; done < c->len; done += PIECE) {
         uint64_t n = c->len - done < PIECE ? c->len - done : PIECE;
-        if (read_all(f->buffered, b + done, n, c->off + done) != 0) {
+        if (!qx_scan_fd_read(f, b + done, n, c->off + done)) {
             return false;
         }
         look_piece(p, c, b + done, c->off + done, n, e, &pend);
@@ -632,7 +528,7 @@ static void work(struct pass *p, uint8_t *buffer)
     for (;;) {
         struct chunk c;
         struct edge e = {.head_item = SIZE_MAX, .tail_item = SIZE_MAX};
-        struct fd_state *f;
+        struct qx_scan_fd *f;
         uint8_t *at = buffer;
         bool more, permit, cached, ok = true;
         int sys = 0;
@@ -670,7 +566,7 @@ static void work(struct pass *p, uint8_t *buffer)
         f = &p->fd[c.file];
         pthread_mutex_unlock(&p->lock);
 
-        cached = ok && is_cached(f, &c);
+        cached = ok && qx_scan_fd_cached(f, c.off, c.len);
         pthread_mutex_lock(&p->lock);
         p->cached = cached;
         if (permit && !cached) {
@@ -685,7 +581,7 @@ static void work(struct pass *p, uint8_t *buffer)
             permit_give(p);
         } else if (ok) {
             struct pending pend = {.item = SIZE_MAX};
-            ok = read_direct(f, buffer, &c, &at) == 0;
+            ok = qx_scan_fd_read_direct(f, buffer, c.len, c.off, &at);
             sys = errno;
             pthread_mutex_lock(&p->lock);
             permit_take(p, false);
@@ -731,7 +627,7 @@ static void work_item(void *user, uint64_t i, uint32_t worker)
     void *buffer = NULL;
     (void)i;
     (void)worker;
-    if (posix_memalign(&buffer, (size_t)ALIGN, (size_t)(CHUNK + 2 * ALIGN)) != 0) {
+    if (posix_memalign(&buffer, (size_t)QX_SCAN_ALIGN, (size_t)(CHUNK + 2 * QX_SCAN_ALIGN)) != 0) {
         struct qx_error e;
         int rc = qx_fail_nomem(&e);
         fail(p, rc, &e);
@@ -871,7 +767,7 @@ out:
     EVP_MD_CTX_free(p.sha);
 #endif
     for (size_t f = 0; p.fd && f < s->n_files; ++f) {
-        close_file(&p.fd[f]);
+        qx_scan_fd_close(&p.fd[f]);
     }
     if (p.dir >= 0) {
         close(p.dir);
