@@ -284,14 +284,15 @@ static size_t span_of(const struct reader *rd, const struct want *w, size_t n)
 
 /* ---- many small spans --------------------------------------------------------------------- */
 
-/* A call a span costs more than its rows do. When the pages are in memory already they are decoded
- * straight from a map; when they are not, many reads are put in flight at once. Which of the two it
- * is, is asked for a few spans and only decides the speed. */
+/* A call a span costs more than its rows do. When the pages of a table that is not too large are in
+ * memory already they are decoded straight from a map (of a larger one the map would count as this
+ * process's memory, page after page); when they are not, many reads are put in flight at once.
+ * Which it is, is asked for a few spans and only decides the speed. */
 #define MANY 1024u
 #define GROUP 256u
 #define GROUP_BYTES (1u << 20)
 #define PROBES 8u
-#define KEEP_MAPPED (1ull << 30)
+#define MAP_BYTES (512ull << 20)
 
 static const uint8_t *mapped(const struct qx_rows *r, uint64_t part, bool scale)
 {
@@ -330,23 +331,6 @@ static bool in_memory(const struct reader *rd, const struct want *w, size_t n)
     return true;
 }
 
-/* The pages stay in the cache but no longer count as this process's. */
-static void let_go(const struct qx_rows *r)
-{
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    for (uint64_t i = 0; i < 2 * (uint64_t)r->n_parts; i++) {
-        const struct qx_tensor *t = i % 2 ? r->parts[i / 2].scale : r->parts[i / 2].weight;
-        const uint8_t *p = atomic_load_explicit(&r->maps[i], memory_order_acquire);
-        if (p != NULL && qx_ckpt_file(r->ck, t->file)->size_bytes > KEEP_MAPPED) {
-            uintptr_t begin = ((uintptr_t)p + page - 1) & ~(uintptr_t)(page - 1);
-            uintptr_t end = ((uintptr_t)p + t->size_bytes) & ~(uintptr_t)(page - 1);
-            if (end > begin) {
-                (void)madvise((void *)begin, end - begin, MADV_DONTNEED);
-            }
-        }
-    }
-}
-
 static int read_mapped(struct reader *rd, const struct want *w, size_t n, struct qx_error *err)
 {
     const struct qx_rows *r = rd->r;
@@ -364,7 +348,6 @@ static int read_mapped(struct reader *rd, const struct want *w, size_t n, struct
         }
         i += k;
     }
-    let_go(r);
     return rc;
 }
 
@@ -450,7 +433,13 @@ static int read_wants(struct reader *rd, const struct want *w, size_t n, struct 
         spans++;
     }
     if (spans > n / 8) {
-        return in_memory(rd, w, n) ? read_mapped(rd, w, n, err) : read_in_flight(rd, w, n, err);
+        bool there = in_memory(rd, w, n);
+        if (!there) {
+            return read_in_flight(rd, w, n, err);
+        }
+        if (r->n_rows <= MAP_BYTES / (r->code_bytes + r->scale_bytes + 1)) {
+            return read_mapped(rd, w, n, err);
+        }
     }
     for (size_t i = 0; rc == 0 && i < n;) {
         size_t k = span_of(rd, w + i, n - i);
