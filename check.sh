@@ -29,7 +29,7 @@ step() {
 tests() {
     dir=$1
     shift
-    meson test -C "$dir" --no-rebuild --num-processes "${QX_JOBS:-2}" "$@" >"$dir/test.log" 2>&1
+    meson test -C "$dir" --no-rebuild --num-processes "${QX_JOBS:-2}" --timeout-multiplier 3 "$@" >"$dir/test.log" 2>&1
     code=$?
     counts=$(python3 tools/tally.py "$dir/meson-logs/testlog.json") || { tail -40 "$dir/test.log"; counts="0 1 0"; }
     # shellcheck disable=SC2086 # three numbers
@@ -67,7 +67,7 @@ if [ "${1:-}" != --quick ]; then
     step "gcc, -Werror, no CUDA" build build-gcc -Dwerror=true -Dcuda=disabled
     step "clang, -Werror, no CUDA" env CC=clang sh -c '. tools/setup.sh; build build-clang -Dwerror=true -Dcuda=disabled'
     step "sanitizer build" build build-san -Db_sanitize=address,undefined -Db_lundef=false -Dcuda=disabled
-    tests build-san --suite unit --suite B --suite sanitize --timeout-multiplier 5
+    tests build-san --suite unit --suite B --timeout-multiplier 10
     step "scripts (shellcheck)" check_scripts
     step "manual (mandoc -T lint)" check_manual
 fi

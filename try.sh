@@ -17,4 +17,5 @@ show build/qx inspect sample
 show build/qx verify sample
 printf '\n$ build/qx decode-rows sample --text "the LORD" | cut -c -100\n'
 build/qx decode-rows sample --text "the LORD" | cut -c -100
-show build/qx run sample -p "In the beginning" -n 60 --seed 7
+printf '\n$ build/qx run sample -p "In the beginning" -n 60 --seed 7\n'
+build/qx run sample -p "In the beginning" -n 60 --seed 7
