@@ -14,8 +14,8 @@ b = f.read(1)
 f.seek(-1, 2)
 f.write(bytes([b[0] ^ 1]))
 PY
-qx inspect "$SAMPLE" --diff other --values -q > diff
-echo "exit $?: $(cut -d' ' -f1 diff | sort | tr '\n' ' ')"
+qx inspect "$SAMPLE" --diff other --values -q > differences.txt
+echo "exit $?: $(cut -d' ' -f1 differences.txt | sort | tr '\n' ' ')"
 
 fits() { # fits ARGUMENTS: what a plan answers
     qx inspect "$@" --json | /usr/bin/python3 -c 'import json, sys; print(json.load(sys.stdin)["fit"]["fits"])'

@@ -10,4 +10,5 @@ try 'yes #'
 try 'true #'
 try 'false #'
 try 'no-such-program'
+# shellcheck disable=SC2016 # the decoder's shell expands it
 try 'while read r; do echo $r 0000; done #'
