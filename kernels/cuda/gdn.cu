@@ -46,15 +46,43 @@ __device__ __forceinline__ float gdn_p(const gdn_args &a, uint32_t first, int32_
                              (uint64_t)((int32_t)a.taps - 1 + i) * channels + ch);
 }
 
-__device__ __forceinline__ float gdn_conv(const gdn_args &a, uint32_t first, int32_t i, uint32_t ch,
-                                          uint32_t channels, int32_t slot)
+/* N channels ch, ch + 32, ..: all loads in flight before the first use. */
+template <int N>
+__device__ __forceinline__ void gdn_conv(const gdn_args &a, uint32_t first, int32_t i, uint32_t ch,
+                                         uint32_t channels, int32_t slot, float (&out)[N])
 {
-    float s = 0.0f;
-    for (uint32_t j = 0; j < a.taps; ++j) {
-        s = fmaf(__ldg(a.conv_w + (uint64_t)ch * a.taps + j),
-                 gdn_p(a, first, i - (int32_t)(a.taps - 1 - j), ch, channels, slot), s);
+    float p[N][4], w[N][4];
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+        out[e] = 0.0f;
     }
-    return silu_f(s);
+    for (uint32_t j0 = 0; j0 < a.taps; j0 += 4) {
+#pragma unroll
+        for (uint32_t j = 0; j < 4; ++j) {
+            const int32_t at = i - (int32_t)(a.taps - 1) + (int32_t)(j0 + j);
+            const bool in = j0 + j < a.taps, now = at >= 0;
+            const float *src = now ? a.in + (uint64_t)(first + at) * a.in_stride
+                                   : a.conv_state + slot * a.conv_stride +
+                                         (uint64_t)((int32_t)a.taps - 1 + at) * channels;
+            const bool has = in && (now || slot >= 0);
+#pragma unroll
+            for (int e = 0; e < N; ++e) {
+                p[e][j] = has ? __ldcg(src + ch + 32 * e) : 0.0f;
+                w[e][j] = in ? __ldg(a.conv_w + (uint64_t)(ch + 32 * e) * a.taps + j0 + j) : 0.0f;
+            }
+        }
+#pragma unroll
+        for (int e = 0; e < N; ++e) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                out[e] = fmaf(w[e][j], p[e][j], out[e]);
+            }
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+        out[e] = silu_f(out[e]);
+    }
 }
 
 __device__ void gdn_run(const gdn_args &a, uint32_t first, uint32_t kh, uint32_t rank,
@@ -104,9 +132,9 @@ __device__ void gdn_run(const gdn_args &a, uint32_t first, uint32_t kh, uint32_t
             if (what < 2) {
                 const uint32_t c0 = (what ? k0 : 0) + kh * GDN_D;
                 float x[4], q = 0.0f;
+                gdn_conv<4>(a, first, i, c0 + lane, channels, slot, x);
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
-                    x[e] = gdn_conv(a, first, i, c0 + e * 32 + lane, channels, slot);
                     q = fmaf(x[e], x[e], q);
                 }
                 q = 1.0f / sqrtf(warp_sum(q) + 1e-6f);
@@ -119,8 +147,10 @@ __device__ void gdn_run(const gdn_args &a, uint32_t first, uint32_t kh, uint32_t
                 }
             } else {
                 const uint32_t c0 = v0 + vh * GDN_D + half * GDN_V;
-                vs[t][lane] = gdn_conv(a, first, i, c0 + lane, channels, slot);
-                vs[t][lane + 32] = gdn_conv(a, first, i, c0 + 32 + lane, channels, slot);
+                float x[2];
+                gdn_conv<2>(a, first, i, c0 + lane, channels, slot, x);
+                vs[t][lane] = x[0];
+                vs[t][lane + 32] = x[1];
                 if (lane == 0) {
                     const float *row = a.in + (uint64_t)(first + i) * a.in_stride;
                     const float x = __ldcg(row + a0 + vh) + __ldg(a.dt_bias + vh);

@@ -2,7 +2,6 @@
  * output added on the fly) and multiplies with the down and inject matrices, a stream and 16 rows a
  * block; the second adds up the streams, multiplies with the up matrix, mixes, and is the one that
  * writes the streams back, since there each element belongs to one block. */
-#include "gemm.cuh"
 #include "tile.cuh"
 
 #define HC_MAX_STREAMS 8
@@ -74,9 +73,17 @@ struct src_hc {
             raw8(m, k, v);
         }
         const float s = r[m];
+        if (k + 8 <= hidden && (hidden & 3) == 0) {
+            const float4 a = __ldg((const float4 *)(norm + k)), b = __ldg((const float4 *)(norm + k) + 1);
+            v[0] = (v[0] * s) * (1.0f + a.x), v[1] = (v[1] * s) * (1.0f + a.y);
+            v[2] = (v[2] * s) * (1.0f + a.z), v[3] = (v[3] * s) * (1.0f + a.w);
+            v[4] = (v[4] * s) * (1.0f + b.x), v[5] = (v[5] * s) * (1.0f + b.y);
+            v[6] = (v[6] * s) * (1.0f + b.z), v[7] = (v[7] * s) * (1.0f + b.w);
+        } else {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            v[i] = k + i < hidden ? (v[i] * s) * (1.0f + __ldg(norm + k + i)) : 0.0f;
+            for (int i = 0; i < 8; ++i) {
+                v[i] = k + i < hidden ? (v[i] * s) * (1.0f + __ldg(norm + k + i)) : 0.0f;
+            }
         }
     }
 };
@@ -174,9 +181,26 @@ struct src_lo {
     }
     __device__ __forceinline__ void load8(uint32_t m, uint32_t k, float (&v)[8]) const
     {
+        /* pr is a multiple of eight: whole units can be read; all streams' loads are in flight together */
+        float s[8] = {};
+        for (uint32_t c0 = 0; c0 < C; c0 += 4) {
+            float4 p[4][2];
+#pragma unroll
+            for (uint32_t c = 0; c < 4; ++c) {
+                const float4 *q = (const float4 *)(part + ((uint64_t)m * C + c0 + c) * pr + k);
+                const bool in = c0 + c < C && k < pr;
+                p[c][0] = in ? __ldcg(q) : make_float4(0, 0, 0, 0);
+                p[c][1] = in ? __ldcg(q + 1) : make_float4(0, 0, 0, 0);
+            }
+#pragma unroll
+            for (uint32_t c = 0; c < 4; ++c) {
+                s[0] += p[c][0].x, s[1] += p[c][0].y, s[2] += p[c][0].z, s[3] += p[c][0].w;
+                s[4] += p[c][1].x, s[5] += p[c][1].y, s[6] += p[c][1].z, s[7] += p[c][1].w;
+            }
+        }
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            v[i] = k + i < rank ? silu_f(sum(m, k + i) / (float)C) : 0.0f;
+            v[i] = k + i < rank ? silu_f(s[i] / (float)C) : 0.0f;
         }
     }
 };
@@ -266,9 +290,6 @@ extern "C" int qx_cuda_hc(struct qx_queue *q, const struct qx_op_hc *o)
         const uint64_t blocks = (n + 255) / 256;
         return launch(q, "hc", hc_write, dim3((unsigned)(blocks < 4096 ? blocks : 4096)), dim3(256), 0, o->x,
                       o->y, o->inj_in, o->n_streams, o->hidden, n);
-    }
-    if (o->n_rows > QX_GEMM_MIN_ROWS && !q->be->precise) {
-        return gemm_hc(q, o);
     }
     hc_args a = {};
     a.n_rows = o->n_rows;

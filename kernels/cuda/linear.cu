@@ -1,6 +1,5 @@
-/* linear.cu: y = W x for up to six matrices that share their input, few rows (tile.cuh) or many (gemm.cuh).
- */
-#include "gemm.cuh"
+/* linear.cu: y = W x for up to six matrices that share their input, eight rows of
+ * input a block (tile.cuh): more rows are more blocks beside each other, which share the weights in L2. */
 #include "tile.cuh"
 
 struct lin_args {
@@ -14,7 +13,9 @@ struct lin_args {
     uint32_t block0[QX_LINEAR_MAX + 1];
 };
 
-template <int NB> __global__ void __launch_bounds__(256, 2) linear_tiles(const __grid_constant__ lin_args a)
+/* FMT: the format of all matrices, or -1 when they differ. */
+template <int NB, int FMT>
+__global__ void __launch_bounds__(256, 2) linear_tiles(const __grid_constant__ lin_args a)
 {
     extern __shared__ uint4 sm[];
     __shared__ float red[8 * 16 * NB * 8];
@@ -31,9 +32,14 @@ template <int NB> __global__ void __launch_bounds__(256, 2) linear_tiles(const _
     const uint32_t m0 = grp * 8;
     const uint32_t m_rows = a.n_rows - m0 < 8 ? a.n_rows - m0 : 8;
     const src_rows src = {a.x + m0 * a.x_stride, a.x_stride, w.k};
-    QX_TILE_SWITCH(F, w.tf,
-                   tile_run<F, NB>(red + warp * (16 * NB * 8), w, sp, row, warp % sp.parts, src, m_rows, sm,
-                                   threadIdx.x, 256, tile_no_ready()))
+    if constexpr (FMT >= 0) {
+        tile_run<FMT, NB>(red + warp * (16 * NB * 8), w, sp, row, warp % sp.parts, src, m_rows, sm, threadIdx.x,
+                          256, tile_no_ready());
+    } else {
+        QX_TILE_SWITCH(F, w.tf,
+                       tile_run<F, NB>(red + warp * (16 * NB * 8), w, sp, row, warp % sp.parts, src, m_rows, sm,
+                                       threadIdx.x, 256, tile_no_ready()))
+    }
     __syncthreads();
     const float f = tile_factor(w);
     for (uint32_t i = threadIdx.x; i < tiles * 16 * m_rows; i += 256) {
@@ -76,10 +82,20 @@ static int linear_few(struct qx_queue *q, const struct qx_op_linear *o)
     }
     a.block0[o->n_weights] = blocks;
     const dim3 grid(blocks * a.n_groups);
-    switch (nb) {
-    case 1: return launch(q, "linear", linear_tiles<1>, grid, dim3(256), smem, a);
-    case 2: return launch(q, "linear", linear_tiles<2>, grid, dim3(256), smem, a);
-    default: return launch(q, "linear", linear_tiles<3>, grid, dim3(256), smem, a);
+    int same = a.w[0].tf;
+    for (uint32_t j = 1; j < o->n_weights; ++j) {
+        same = a.w[j].tf == same ? same : -1;
+    }
+    switch (same == TF_BF16 || same == TF_MX ? nb * 8 + same : nb * 8) {
+    case 8 + TF_BF16: return launch(q, "linear", linear_tiles<1, TF_BF16>, grid, dim3(256), smem, a);
+    case 16 + TF_BF16: return launch(q, "linear", linear_tiles<2, TF_BF16>, grid, dim3(256), smem, a);
+    case 24 + TF_BF16: return launch(q, "linear", linear_tiles<3, TF_BF16>, grid, dim3(256), smem, a);
+    case 8 + TF_MX: return launch(q, "linear", linear_tiles<1, TF_MX>, grid, dim3(256), smem, a);
+    case 16 + TF_MX: return launch(q, "linear", linear_tiles<2, TF_MX>, grid, dim3(256), smem, a);
+    case 24 + TF_MX: return launch(q, "linear", linear_tiles<3, TF_MX>, grid, dim3(256), smem, a);
+    case 8: return launch(q, "linear", linear_tiles<1, -1>, grid, dim3(256), smem, a);
+    case 16: return launch(q, "linear", linear_tiles<2, -1>, grid, dim3(256), smem, a);
+    default: return launch(q, "linear", linear_tiles<3, -1>, grid, dim3(256), smem, a);
     }
 }
 
@@ -87,9 +103,6 @@ extern "C" int qx_cuda_linear(struct qx_queue *q, const struct qx_op_linear *o)
 {
     if (o->n_rows == 0 || o->n_weights == 0) {
         return 0;
-    }
-    if (o->n_rows > QX_GEMM_MIN_ROWS && !q->be->precise) {
-        return gemm_linear(q, o);
     }
     return linear_few(q, o);
 }

@@ -2,7 +2,6 @@
  * and of the shared one and leaves silu(gate) * up, split for the tensor cores, in the workspace; one
  * multiplies with down, weights, and adds up. Rows of a step that picked the same expert share its weights;
  * a row's sums do not depend on that. */
-#include "gemm.cuh"
 #include "tile.cuh"
 
 #define MOE_MAX_K 15
@@ -267,18 +266,28 @@ template <int NB> __global__ void __launch_bounds__(256, 2) moe_up(const __grid_
      * has seen the router end */
     const uint32_t n_items = (a.n_rows - a.row0 < 8 ? a.n_rows - a.row0 : 8) * a.k;
     if (blockIdx.x == (n_items + 1) * tiles) {
-        /* the shared expert's gate: a dot product a row */
+        /* the shared expert's gate: a dot product a row, the whole block at it */
         pdl_wait();
         pdl_next();
-        for (uint32_t m = warp; m < m_rows; m += 8) {
+        for (uint32_t m = 0; m < m_rows; ++m) {
             float s = 0.0f;
-            for (uint32_t i = lane; i < a.hidden; i += 32) {
+#pragma unroll 10
+            for (uint32_t i = tid; i < a.hidden; i += 256) {
                 s = fmaf(weight_at(a.s_vec.w, 0, i), __ldcg(x + (uint64_t)m * a.hidden + i), s);
             }
             s = warp_sum(s);
             if (lane == 0) {
+                red[warp] = s;
+            }
+            __syncthreads();
+            if (tid == 0) {
+                s = 0.0f;
+                for (uint32_t i = 0; i < 8; ++i) {
+                    s += red[i];
+                }
                 a.sg[m0 + m] = sigmoid_f(s);
             }
+            __syncthreads();
         }
         return;
     }
@@ -409,6 +418,7 @@ template <int NB> __global__ void __launch_bounds__(512) moe_down(const __grid_c
 {
     extern __shared__ float dsm[];
     __shared__ int32_t ex[8 * MOE_MAX_K];
+    __shared__ float wt[8 * MOE_MAX_K];
     __shared__ uint8_t uniq[8 * MOE_MAX_K];
     __shared__ uint32_t n_uniq;
     pdl_next();
@@ -420,6 +430,7 @@ template <int NB> __global__ void __launch_bounds__(512) moe_down(const __grid_c
     float *res = dsm + nt / 32 * (16 * NB * 8); /* [row, slot, 16] */
     for (uint32_t i = tid; i < items; i += nt) {
         ex[i] = __ldcg(a.expert + (uint64_t)(a.row0 + m0) * a.k + i);
+        wt[i] = __ldcg(a.weight + (uint64_t)(a.row0 + m0) * a.k + i);
     }
     if (tid == 0) {
         n_uniq = 0;
@@ -499,10 +510,9 @@ template <int NB> __global__ void __launch_bounds__(512) moe_down(const __grid_c
     for (uint32_t i = tid; i < m_rows * 16; i += nt) {
         const uint32_t m = i / 16, r = i & 15;
         if (d0 + r < a.hidden) {
-            const float *w = a.weight + (uint64_t)(a.row0 + m0 + m) * a.k;
             float s = 0.0f;
             for (uint32_t k = 0; k < a.k; ++k) {
-                s = fmaf(__ldcg(w + k), res[(m * k1 + k) * 16 + r], s);
+                s = fmaf(wt[m * a.k + k], res[(m * k1 + k) * 16 + r], s);
             }
             s = fmaf(__ldcg(a.sg + m0 + m), res[(m * k1 + a.k) * 16 + r], s);
             a.y[(uint64_t)(a.row0 + m0 + m) * a.hidden + d0 + r] = s;
@@ -536,9 +546,6 @@ extern "C" int qx_cuda_moe(struct qx_queue *q, const struct qx_op_moe *o)
     }
     if (o->k > MOE_MAX_K) {
         return qx_queue_refuse(q, "moe", "more than 15 experts a token");
-    }
-    if (o->n_rows > QX_GEMM_MIN_ROWS && !q->be->precise) {
-        return gemm_moe(q, o);
     }
     moe_args a = {};
     a.n_rows = o->n_rows;
