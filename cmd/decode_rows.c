@@ -18,7 +18,6 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -88,18 +87,6 @@ struct job {
     uint64_t row_base; /* of a rank's slice: what the hash calls row row_base is row 0 here */
     const char *name;
 };
-
-static int usage(struct job *j, const char *kind, const char *fmt, ...) QX_PRINTF(3, 4);
-static int usage(struct job *j, const char *kind, const char *fmt, ...)
-{
-    char text[512];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
-    ui_error(&j->ui, "%s: %s", kind, text);
-    return EXIT_USAGE;
-}
 
 static int emit(struct job *j, const void *p, size_t n, struct qx_error *err)
 {
@@ -311,7 +298,7 @@ static int check_ids(struct job *j, const char *what, const struct qx_u64_list *
 {
     for (size_t i = 0; i < ids->n; i++) {
         if (ids->v[i] >= vocab) {
-            return usage(j, "token-out-of-range",
+            return ui_usage(&j->ui, "token-out-of-range",
                          "%s %zu is %" PRIu64 ", the vocabulary has ids 0 to %" PRIu64, what, i,
                          ids->v[i], vocab - 1);
         }
@@ -359,7 +346,7 @@ static int hash_tokens(struct job *j, struct qx_u64_list *rows)
     for (size_t i = 0; i < rows->n; i++) {
         uint64_t n = qx_rows_count(j->rows);
         if (rows->v[i] < j->row_base || rows->v[i] - j->row_base >= n) {
-            return usage(j, "row-out-of-range",
+            return ui_usage(&j->ui, "row-out-of-range",
                          "row %" PRIu64
                          " of position %zu is not in this slice of the table, which holds "
                          "rows %" PRIu64 " to %" PRIu64,
@@ -400,9 +387,9 @@ static int choose(struct job *j, struct qx_u64_list *hashed)
         uint64_t n = qx_rows_count(j->rows);
         for (size_t i = 0; i < o.rows.n; i++) {
             if (o.rows.v[i] >= n) {
-                return n == 0 ? usage(j, "row-out-of-range", "row %" PRIu64 ": there are no rows",
+                return n == 0 ? ui_usage(&j->ui, "row-out-of-range", "row %" PRIu64 ": there are no rows",
                                       o.rows.v[i])
-                              : usage(j, "row-out-of-range",
+                              : ui_usage(&j->ui, "row-out-of-range",
                                       "row %" PRIu64 ": there are rows 0 to %" PRIu64, o.rows.v[i],
                                       n - 1);
             }
@@ -449,24 +436,24 @@ static int check_request(struct job *j)
 {
     int sources = (int)o.has_rows + (int)o.has_tokens + (int)o.has_text;
     if (sources != 1) {
-        return usage(j, "usage",
+        return ui_usage(&j->ui, "usage",
                      sources == 0 ? "give --rows, --tokens or --text"
                                   : "--rows, --tokens and --text exclude each other");
     }
     if (o.output != NULL && o.output[0] == '-' && o.output[1] != 0) {
-        return usage(j, "usage", "option '-o' wants a value (FILE), not '%s'", o.output);
+        return ui_usage(&j->ui, "usage", "option '-o' wants a value (FILE), not '%s'", o.output);
     }
     if (o.tensor != NULL && !o.has_rows) {
-        return usage(j, "usage", "--tensor goes with --rows: tokens look up the n-gram table");
+        return ui_usage(&j->ui, "usage", "--tensor goes with --rows: tokens look up the n-gram table");
     }
     if (o.has_history && o.has_rows) {
-        return usage(j, "usage", "--history goes with --tokens or --text");
+        return ui_usage(&j->ui, "usage", "--history goes with --tokens or --text");
     }
     if ((o.has_rows && o.rows.n == 0) || (o.has_tokens && o.tokens.n == 0)) {
-        return usage(j, "usage", "the list is empty");
+        return ui_usage(&j->ui, "usage", "the list is empty");
     }
     if (o.common.json && o.format != NULL && strcmp(o.format, "jsonl") != 0) {
-        return usage(j, "usage", "--json is --format jsonl, not '%s'", o.format);
+        return ui_usage(&j->ui, "usage", "--json is --format jsonl, not '%s'", o.format);
     }
     const char *f = o.common.json ? "jsonl" : o.format != NULL ? o.format : "text";
     j->format = strcmp(f, "jsonl") == 0 ? F_JSONL
@@ -480,7 +467,7 @@ static int check_request(struct job *j)
                                         : QX_ROW_F32;
     if (o.device != NULL && strcmp(o.device, "cpu") != 0 && strcmp(o.device, "cuda") != 0 &&
         strncmp(o.device, "cuda:", 5) != 0) {
-        return usage(j, "usage", "'--device' wants cpu or cuda[:N], not '%s'", o.device);
+        return ui_usage(&j->ui, "usage", "'--device' wants cpu or cuda[:N], not '%s'", o.device);
     }
     return -1;
 }

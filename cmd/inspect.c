@@ -91,31 +91,24 @@ static bool take_glob(const char *after_tensors, char **args, int *n_args)
     return false;
 }
 
-static int usage(const struct ui *ui, const char *text)
-{
-    struct qx_error err = {0};
-    qx_fail(&err, QX_E_USAGE, "usage", "%s", text);
-    return ui_fail(ui, &err);
-}
-
 static int check(const struct ui *ui)
 {
     int modes = o.has_tensors + o.has_why + o.has_stats + o.has_diff;
     bool plan = o.has_ctx || o.has_streams || o.has_draft || o.has_table;
     if (modes > 1) {
-        return usage(ui, "only one of --tensors, --why, --stats and --diff at a time");
+        return ui_usage(ui, "usage", "only one of --tensors, --why, --stats and --diff at a time");
     }
     if (plan && !o.has_fit) {
-        return usage(ui, "--ctx, --streams, --draft and --table belong to --fit DEVICE");
+        return ui_usage(ui, "usage", "--ctx, --streams, --draft and --table belong to --fit DEVICE");
     }
     if (o.svg && !o.has_stats) {
-        return usage(ui, "--svg belongs to --stats");
+        return ui_usage(ui, "usage", "--svg belongs to --stats");
     }
     if (o.values && !o.has_diff) {
-        return usage(ui, "--values belongs to --diff");
+        return ui_usage(ui, "usage", "--values belongs to --diff");
     }
     if (o.draft > QX_DRAFT_MAX || o.streams > UINT32_MAX) {
-        return usage(ui, "--draft takes at most 8, --streams at most 4294967295");
+        return ui_usage(ui, "usage", "--draft takes at most 8, --streams at most 4294967295");
     }
     return -1;
 }
@@ -217,9 +210,7 @@ int main(int argc, char **argv)
     }
     ui_init(&j.ui, "qx-inspect", &o.common);
     if (!take_glob(after_tensors, args, &n_args)) {
-        char text[200];
-        snprintf(text, sizeof text, "unexpected argument '%.150s'", args[1]);
-        return usage(&j.ui, text);
+        return ui_usage(&j.ui, "usage", "unexpected argument '%.150s'", args[1]);
     }
     code = check(&j.ui);
     if (code >= 0) {

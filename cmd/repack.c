@@ -10,7 +10,6 @@
 #include "qx.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -75,18 +74,6 @@ struct job {
     uint64_t begin_ns;
 };
 
-static int usage(struct job *j, const char *kind, const char *fmt, ...) QX_PRINTF(3, 4);
-static int usage(struct job *j, const char *kind, const char *fmt, ...)
-{
-    char text[512];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
-    ui_error(&j->ui, "%s: %s", kind, text);
-    return EXIT_USAGE;
-}
-
 static int on_progress(void *user, uint64_t done, uint64_t total)
 {
     struct job *j = user;
@@ -139,7 +126,7 @@ static int read_form(struct job *j, const char *word, bool experts, enum qx_form
             return -1;
         }
     }
-    return usage(j, "format-unsupported", "%s cannot be stored as '%s': choose %s",
+    return ui_usage(&j->ui, "format-unsupported", "%s cannot be stored as '%s': choose %s",
                  experts ? "experts" : "the table", word,
                  experts ? "nvfp4, fp8-block or bf16" : "bf16, fp8 or nvfp4");
 }
@@ -153,7 +140,7 @@ static int read_rank(struct job *j, struct qx_repack_opts *q)
     }
     if (slash == NULL || !qx_parse_u64(o.rank, (size_t)(slash - o.rank), &r) ||
         !qx_parse_u64(slash + 1, strlen(slash + 1), &n) || n == 0 || n > 65536 || r >= n) {
-        return usage(j, "rank", "'--rank' wants R/N with R from 0 to N - 1, not '%s'", o.rank);
+        return ui_usage(&j->ui, "rank", "'--rank' wants R/N with R from 0 to N - 1, not '%s'", o.rank);
     }
     q->rank = (uint32_t)r;
     q->n_ranks = (uint32_t)n;
@@ -169,7 +156,7 @@ static int read_drop(struct job *j, struct qx_repack_opts *q)
         } else if (n == 3 && memcmp(p, "mtp", 3) == 0) {
             q->drop_mtp = true;
         } else {
-            return usage(j, "usage", "'--drop' knows vision and mtp, not '%.*s'", (int)n, p);
+            return ui_usage(&j->ui, "usage", "'--drop' knows vision and mtp, not '%.*s'", (int)n, p);
         }
         p += n;
         p += *p == ',';
@@ -187,24 +174,24 @@ static int read_options(struct job *j, struct qx_repack_opts *q)
         return rc;
     }
     if (o.output == NULL) {
-        return usage(j, "usage", "give -o OUT, the directory to make");
+        return ui_usage(&j->ui, "usage", "give -o OUT, the directory to make");
     }
     if (o.output[0] == '-' || o.output[0] == 0) {
-        return usage(j, "usage",
+        return ui_usage(&j->ui, "usage",
                      "option '-o' wants a value (OUT), not '%s'; a name that begins with a dash "
                      "is written ./%s",
                      o.output, o.output);
     }
     if (o.has_shards && o.table_shards == 0) {
-        return usage(j, "table-shards", "a table has at least one shard");
+        return ui_usage(&j->ui, "table-shards", "a table has at least one shard");
     }
     if (o.has_max && o.max_shard < 1024) {
-        return usage(j, "usage", "'--max-shard' wants at least 1KiB");
+        return ui_usage(&j->ui, "usage", "'--max-shard' wants at least 1KiB");
     }
     bool changes = o.table || o.experts || o.rank || o.drop || o.layout || o.canonical ||
                    o.has_shards || o.has_max || o.plain;
     if (o.archive && changes) {
-        return usage(j, "usage", "--archive keeps every byte: it goes with no other change");
+        return ui_usage(&j->ui, "usage", "--archive keeps every byte: it goes with no other change");
     }
     q->table_shards = o.table_shards;
     q->max_shard_bytes = o.max_shard;
@@ -456,7 +443,7 @@ int main(int argc, char **argv)
     if (restore && (o.archive || o.table || o.experts || o.rank || o.drop || o.layout ||
                     o.canonical || o.has_shards || o.has_max)) {
         code =
-            usage(&j, "usage",
+            ui_usage(&j.ui, "usage",
                   "'%s' is an archive: it is restored as it was; convert what comes out", j.path);
     } else {
         code = restore || o.archive ? archive(&j, !restore) : repack(&j, &q);

@@ -212,6 +212,17 @@ void ui_error_text(struct qx_buf *b, const struct qx_error *err)
     }
 }
 
+int ui_usage(const struct ui *ui, const char *kind, const char *fmt, ...)
+{
+    char text[512];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    ui_error(ui, "%s: %s", kind, text);
+    return EXIT_USAGE;
+}
+
 int ui_fail(const struct ui *ui, const struct qx_error *err)
 {
     int code = qx_error_exit_code(err);

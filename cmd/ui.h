@@ -30,6 +30,8 @@ void ui_stat(const struct ui *ui, const char *fmt, ...) QX_PRINTF(2, 3);
 int ui_fail(const struct ui *ui, const struct qx_error *err);
 /* Appends the same text as ui_fail prints, without the program's name. */
 void ui_error_text(struct qx_buf *b, const struct qx_error *err);
+/* A wrong command line found after parsing: one line "qx-NAME: kind: message". Returns EXIT_USAGE. */
+int ui_usage(const struct ui *ui, const char *kind, const char *fmt, ...) QX_PRINTF(3, 4);
 /* Writes n bytes to stdout; a failure is remembered for ui_finish. */
 void ui_out(const void *p, size_t n);
 void ui_out_str(const char *s);

@@ -73,6 +73,9 @@ struct qx_module {
         *input_scale; /* scale: block, tensor or group scale */
 };
 
+/* Element type of the codes of a format; QX_DT_UNKNOWN for QX_F_NONE and QX_F_MIXED. */
+enum qx_dtype qx_format_weight_dtype(enum qx_format f);
+
 struct qx_resolved;
 size_t qx_resolved_n_modules(const struct qx_resolved *r);
 const struct qx_module *qx_resolved_module(const struct qx_resolved *r,

@@ -48,7 +48,6 @@ struct qx_claim qx_claim_of_ple_dtype(const struct qx_config *c);
 /* resolve.c: the form of a module, given what is claimed. */
 void qx_module_decide(struct qx_module *m, const struct qx_claim *claim);
 bool qx_format_quantised(enum qx_format f);
-enum qx_dtype qx_format_weight_dtype(enum qx_format f);
 uint32_t qx_format_group(enum qx_format f);
 
 /* resolve_meta.c: reads both homes, then sets claims, decides every module and compares. */

@@ -193,27 +193,6 @@ static int table_refused(const struct qx_ckpt *ck, const struct qx_table *tab, s
     return rc;
 }
 
-static enum qx_dtype code_dtype(enum qx_format f)
-{
-    switch (f) {
-    case QX_F_BF16:
-        return QX_DT_BF16;
-    case QX_F_F16:
-        return QX_DT_F16;
-    case QX_F_F32:
-        return QX_DT_F32;
-    case QX_F_FP8:
-    case QX_F_FP8_BLOCK:
-    case QX_F_MXFP8:
-        return QX_DT_F8_E4M3;
-    case QX_F_NVFP4:
-    case QX_F_W4A16_NVFP4:
-        return QX_DT_U8;
-    default:
-        return QX_DT_UNKNOWN;
-    }
-}
-
 static int wrong_size(const struct qx_ckpt *ck, const struct qx_tensor *t, uint64_t expected,
                       struct qx_error *err)
 {
@@ -227,7 +206,7 @@ static int wrong_size(const struct qx_ckpt *ck, const struct qx_tensor *t, uint6
 /* Every part must hold rows_per_part rows of codes, and of scales where the format has them. */
 static int check_parts(const struct qx_rows *r, struct qx_error *err)
 {
-    enum qx_dtype want = code_dtype(r->format);
+    enum qx_dtype want = qx_format_weight_dtype(r->format);
     for (uint32_t i = 0; i < r->n_parts; i++) {
         const struct qx_tensor *w = r->parts[i].weight, *s = r->parts[i].scale;
         uint64_t bytes;
