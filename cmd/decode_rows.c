@@ -13,6 +13,7 @@
 #include "file_out.h"
 #include "npy_write.h"
 #include "ple_open.h"
+#include "pool.h"
 #include "resolve.h"
 #include "rows.h"
 
@@ -77,6 +78,7 @@ struct job {
     struct ui ui;
     struct qx_ckpt *ck;
     struct qx_rows *rows;
+    struct qx_pool *pool;     /* large requests */
     struct qx_backend *be;    /* NULL: in this process */
     struct qx_file_out *file; /* NULL: stdout */
     enum format format;
@@ -271,7 +273,7 @@ static int print_rows(struct job *j, struct qx_error *err)
         size_t n = chunk;
         rc = j->be != NULL && j->dtype != QX_ROW_RAW
                  ? qx_rows_read_device(j->rows, j->be, j->row, n, j->dtype, data, err)
-                 : qx_rows_read(j->rows, j->row, n, j->dtype, data, err);
+                 : qx_rows_read_pool(j->rows, j->pool, j->row, n, j->dtype, data, err);
         rc = rc == 0 ? emit(j, header, sizeof header, err) : rc;
     }
     for (size_t i = 0; rc == 0 && i < j->n && !ui_out_failed(); i += chunk) {
@@ -284,7 +286,7 @@ static int print_rows(struct job *j, struct qx_error *err)
         if (i > 0 || j->format != F_NPY) {
             rc = j->be != NULL && j->dtype != QX_ROW_RAW
                      ? qx_rows_read_device(j->rows, j->be, j->row + i, n, j->dtype, data, err)
-                     : qx_rows_read(j->rows, j->row + i, n, j->dtype, data, err);
+                     : qx_rows_read_pool(j->rows, j->pool, j->row + i, n, j->dtype, data, err);
         }
         rc = rc == 0 ? print_chunk(j, i, n, data, err) : rc;
     }
@@ -519,6 +521,9 @@ int main(int argc, char **argv)
     }
     rc = rc == 0 && o.has_text ? tokenize(&j, &err) : rc;
     rc = rc == 0 ? open_device(&j, &err) : rc;
+    if (rc == 0) {
+        rc = qx_pool_create(&j.pool, (uint32_t)o.common.threads, &err);
+    }
     code = rc == 0 ? choose(&j, &hashed) : ui_fail(&j.ui, &err);
     if (code < 0) {
         if (o.output != NULL && strcmp(o.output, "-") != 0) {
@@ -541,6 +546,7 @@ int main(int argc, char **argv)
     if (j.be != NULL) {
         j.be->destroy(j.be);
     }
+    qx_pool_destroy(j.pool);
     qx_rows_close(j.rows);
     qx_ckpt_close(j.ck);
     qx_free(hashed.v);

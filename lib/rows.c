@@ -10,6 +10,7 @@
 #include "codes.h"
 #include "decode.h"
 #include "fp8.h"
+#include "pool.h"
 #include "read_queue.h"
 
 #include <inttypes.h>
@@ -449,8 +450,75 @@ static int read_wants(struct reader *rd, const struct want *w, size_t n, struct 
     return rc;
 }
 
-int qx_rows_read(const struct qx_rows *r, const uint64_t *rows, size_t n, enum qx_row_dtype dtype,
-                 void *dst, struct qx_error *err)
+/* ---- whole requests ----------------------------------------------------------------------- */
+
+static int reader_init(struct reader *rd, struct qx_error *err)
+{
+    const struct qx_rows *r = rd->r;
+    uint64_t row_bytes = r->code_bytes + (r->packed ? r->scale_bytes : 0), buffer = SPAN_BYTES;
+    if (r->packed) {
+        rd->span_rows = (SPAN_BYTES / r->pack.block_bytes - 1) * r->pack.rows_per_block;
+    } else {
+        buffer = row_bytes > SPAN_BYTES ? row_bytes : SPAN_BYTES;
+        rd->span_rows = row_bytes > 0 ? buffer / row_bytes : 1;
+    }
+    rd->codes = qx_malloc(buffer);
+    rd->scales = qx_malloc(rd->span_rows * r->scale_bytes + 1);
+    rd->row = rd->dtype == QX_ROW_BF16 ? qx_malloc(r->width * sizeof(float) + 1) : NULL;
+    bool ok =
+        rd->codes != NULL && rd->scales != NULL && (rd->dtype != QX_ROW_BF16 || rd->row != NULL);
+    return ok ? 0 : qx_fail_nomem(err);
+}
+
+static void reader_fini(struct reader *rd)
+{
+    qx_free(rd->codes);
+    qx_free(rd->scales);
+    qx_free(rd->row);
+}
+
+/* A sorted piece on several threads: each part begins with another row than the part before ends
+ * with, so that repeats stay together and parts write different outputs. */
+#define PARTS 64u
+struct shared_piece {
+    struct reader *rd; /* [threads] */
+    const struct want *w;
+    size_t begin[PARTS + 1];
+    int rc[PARTS];
+    struct qx_error err[PARTS];
+};
+
+static void read_part(void *user, uint64_t i, uint32_t worker)
+{
+    struct shared_piece *s = user;
+    size_t n = s->begin[i + 1] - s->begin[i];
+    s->rc[i] = n > 0 ? read_wants(&s->rd[worker], s->w + s->begin[i], n, &s->err[i]) : 0;
+}
+
+static int read_shared(struct shared_piece *s, struct qx_pool *pool, const struct want *w, size_t n,
+                       struct qx_error *err)
+{
+    s->w = w;
+    for (size_t i = 0; i <= PARTS; i++) {
+        size_t at = n * i / PARTS;
+        while (at > 0 && at < n && w[at].row == w[at - 1].row) {
+            at++;
+        }
+        s->begin[i] = at;
+    }
+    qx_pool_run(pool, PARTS, 1, read_part, s);
+    for (size_t i = 0; i < PARTS; i++) {
+        if (s->rc[i] != 0) {
+            if (err != NULL) {
+                *err = s->err[i];
+            }
+            return s->rc[i];
+        }
+    }
+    return 0;
+}
+
+static int check_rows(const struct qx_rows *r, const uint64_t *rows, size_t n, struct qx_error *err)
 {
     for (size_t i = 0; i < n; i++) {
         if (rows[i] >= r->n_rows) {
@@ -461,27 +529,30 @@ int qx_rows_read(const struct qx_rows *r, const uint64_t *rows, size_t n, enum q
             return rc;
         }
     }
-    struct reader rd = {.r = r, .ops = qx_decode_ops(), .dtype = dtype, .out = dst};
-    uint64_t row_bytes = r->code_bytes + (r->packed ? r->scale_bytes : 0), buffer = SPAN_BYTES;
-    rd.out_bytes = dtype == QX_ROW_RAW      ? r->code_bytes
-                   : dtype == QX_ROW_SCALES ? r->scale_bytes
-                                            : r->width * (dtype == QX_ROW_F32 ? 4 : 2);
-    if (r->packed) {
-        rd.span_rows = (SPAN_BYTES / r->pack.block_bytes - 1) * r->pack.rows_per_block;
-    } else {
-        buffer = row_bytes > SPAN_BYTES ? row_bytes : SPAN_BYTES;
-        rd.span_rows = row_bytes > 0 ? buffer / row_bytes : 1;
+    return 0;
+}
+
+int qx_rows_read_pool(const struct qx_rows *r, struct qx_pool *pool, const uint64_t *rows, size_t n,
+                      enum qx_row_dtype dtype, void *dst, struct qx_error *err)
+{
+    int rc = check_rows(r, rows, n, err);
+    uint32_t threads = pool != NULL && n >= 4 * MANY ? qx_pool_threads(pool) : 1;
+    if (rc != 0) {
+        return rc;
     }
     /* Pieces of the request bound the memory of sorting. */
     size_t piece = n < 65536 ? n : 65536;
     struct want *w = qx_malloc((piece + 1) * 2 * sizeof *w);
-    rd.codes = qx_malloc(buffer);
-    rd.scales = qx_malloc(rd.span_rows * r->scale_bytes + 1);
-    rd.row = dtype == QX_ROW_BF16 ? qx_malloc(r->width * sizeof(float) + 1) : NULL;
-    int rc = 0;
-    if (w == NULL || rd.codes == NULL || rd.scales == NULL ||
-        (dtype == QX_ROW_BF16 && rd.row == NULL)) {
-        rc = qx_fail_nomem(err);
+    struct reader *rd = qx_calloc(threads, sizeof *rd);
+    struct shared_piece *shared = threads > 1 ? qx_malloc(sizeof *shared) : NULL;
+    rc = w == NULL || rd == NULL || (threads > 1 && shared == NULL) ? qx_fail_nomem(err) : 0;
+    size_t out_bytes = dtype == QX_ROW_RAW      ? r->code_bytes
+                       : dtype == QX_ROW_SCALES ? r->scale_bytes
+                                                : r->width * (dtype == QX_ROW_F32 ? 4 : 2);
+    for (uint32_t k = 0; rc == 0 && k < threads; k++) {
+        rd[k] =
+            (struct reader){.r = r, .ops = qx_decode_ops(), .dtype = dtype, .out_bytes = out_bytes};
+        rc = reader_init(&rd[k], err);
     }
     for (size_t i = 0; rc == 0 && i < n; i += piece) {
         size_t m = n - i < piece ? n - i : piece;
@@ -493,14 +564,29 @@ int qx_rows_read(const struct qx_rows *r, const uint64_t *rows, size_t n, enum q
         if (!sorted) {
             sort_wants(w, w + piece, m);
         }
-        rc = read_wants(&rd, w, m, err);
-        rd.out += m * rd.out_bytes;
+        for (uint32_t k = 0; k < threads; k++) {
+            rd[k].out = (uint8_t *)dst + i * out_bytes;
+        }
+        if (threads > 1) {
+            shared->rd = rd;
+            rc = read_shared(shared, pool, w, m, err);
+        } else {
+            rc = read_wants(&rd[0], w, m, err);
+        }
     }
+    for (uint32_t k = 0; rd != NULL && k < threads; k++) {
+        reader_fini(&rd[k]);
+    }
+    qx_free(shared);
+    qx_free(rd);
     qx_free(w);
-    qx_free(rd.codes);
-    qx_free(rd.scales);
-    qx_free(rd.row);
     return rc;
+}
+
+int qx_rows_read(const struct qx_rows *r, const uint64_t *rows, size_t n, enum qx_row_dtype dtype,
+                 void *dst, struct qx_error *err)
+{
+    return qx_rows_read_pool(r, NULL, rows, n, dtype, dst, err);
 }
 
 int qx_rows_read_range(const struct qx_rows *r, uint64_t row0, uint64_t n, enum qx_row_dtype dtype,

@@ -8,6 +8,10 @@
 
 #include "resolve.h"
 
+/* The same on the threads of a pool (NULL: this one), for large requests. */
+struct qx_pool; /* pool.h */
+int qx_rows_read_pool(const struct qx_rows *r, struct qx_pool *pool, const uint64_t *rows, size_t n,
+                      enum qx_row_dtype dtype, void *dst, struct qx_error *err);
 /* The same for rows [row0, row0 + n). */
 int qx_rows_read_range(const struct qx_rows *r, uint64_t row0, uint64_t n, enum qx_row_dtype dtype,
                        void *dst, struct qx_error *err);
