@@ -18,6 +18,7 @@ struct hc_args {
     uint32_t tiles_down, pr; /* partial sums: [row][stream][pr], then r [row][stream] */
     float *m, *inj_out, *part, *rs;
     uint32_t save_off;       /* bytes of shared memory before the saved streams */
+    uint32_t lo_off;         /* and before the second kernel's inner values */
     bool save;
 };
 
@@ -179,28 +180,25 @@ struct src_lo {
         }
         return s;
     }
-    __device__ __forceinline__ void load8(uint32_t m, uint32_t k, float (&v)[8]) const
+    const float *lo; /* shared [m][rank], made by all threads before staging */
+    __device__ __forceinline__ float value(uint32_t m, uint32_t k) const
     {
-        /* pr is a multiple of eight: whole units can be read; all streams' loads are in flight together */
-        float s[8] = {};
-        for (uint32_t c0 = 0; c0 < C; c0 += 4) {
-            float4 p[4][2];
+        float p[HC_MAX_STREAMS], s = 0.0f;
 #pragma unroll
-            for (uint32_t c = 0; c < 4; ++c) {
-                const float4 *q = (const float4 *)(part + ((uint64_t)m * C + c0 + c) * pr + k);
-                const bool in = c0 + c < C && k < pr;
-                p[c][0] = in ? __ldcg(q) : make_float4(0, 0, 0, 0);
-                p[c][1] = in ? __ldcg(q + 1) : make_float4(0, 0, 0, 0);
-            }
-#pragma unroll
-            for (uint32_t c = 0; c < 4; ++c) {
-                s[0] += p[c][0].x, s[1] += p[c][0].y, s[2] += p[c][0].z, s[3] += p[c][0].w;
-                s[4] += p[c][1].x, s[5] += p[c][1].y, s[6] += p[c][1].z, s[7] += p[c][1].w;
-            }
+        for (uint32_t c = 0; c < HC_MAX_STREAMS; ++c) {
+            p[c] = c < C ? __ldcg(part + ((uint64_t)m * C + c) * pr + k) : 0.0f;
         }
 #pragma unroll
+        for (uint32_t c = 0; c < HC_MAX_STREAMS; ++c) {
+            s += p[c];
+        }
+        return silu_f(s / (float)C);
+    }
+    __device__ __forceinline__ void load8(uint32_t m, uint32_t k, float (&v)[8]) const
+    {
+#pragma unroll
         for (int i = 0; i < 8; ++i) {
-            v[i] = k + i < rank ? silu_f(s[i] / (float)C) : 0.0f;
+            v[i] = k + i < rank ? lo[m * rank + k + i] : 0.0f;
         }
     }
 };
@@ -216,9 +214,14 @@ template <int NB> __global__ void __launch_bounds__(256, 2) hc_up(const __grid_c
     const tile_w &w = a.up;
     const tile_split sp = tile_divide(w.tf, w.k, a.C <= 4 ? 2 : 1);
     const uint32_t warp = threadIdx.x / 32, nt = blockDim.x;
-    const src_lo src = {a.part + (uint64_t)m0 * a.C * a.pr, a.C, a.pr, a.rank};
+    float *lo = (float *)((uint8_t *)sm + a.lo_off);
+    const src_lo src = {a.part + (uint64_t)m0 * a.C * a.pr, a.C, a.pr, a.rank, lo};
     const uint32_t c = warp / sp.parts;
     auto ready = [&]() {
+        for (uint32_t i = threadIdx.x; i < m_rows * a.rank; i += nt) {
+            const uint32_t m = i / a.rank;
+            lo[i] = src.value(m, i - m * a.rank);
+        }
         for (uint32_t i = threadIdx.x; i < m_rows * a.C * 16; i += nt) {
             const uint32_t m = i / (a.C * 16), s = i / 16 % a.C, d = d0 + (i & 15);
             float n = 0.0f;
@@ -241,6 +244,7 @@ template <int NB> __global__ void __launch_bounds__(256, 2) hc_up(const __grid_c
                 a.inj_out[(m0 + m) * a.C + s] = 2.0f * sigmoid_f(src.sum(m, a.rank + s) / (float)a.C);
             }
         }
+        __syncthreads();
     };
     QX_TILE_SWITCH(F, w.tf,
                    tile_run<F, NB>(red + warp * (16 * NB * 8), w, sp, c * a.hidden + d0, warp % sp.parts,
@@ -330,7 +334,8 @@ extern "C" int qx_cuda_hc(struct qx_queue *q, const struct qx_op_hc *o)
     smem = a.save_off + 8 * ((o->hidden + 7) / 8) * 4 + (a.save ? m * o->hidden * 4 : 0);
     a.up = make_tile_w(o->up, 0, o->rank);
     const tile_split su = tile_divide(a.up.tf, o->rank, a.C <= 4 ? 2 : 1);
-    const uint32_t smem_up = tile_x_bytes(a.up.tf, nb, su, m);
+    a.lo_off = (tile_x_bytes(a.up.tf, nb, su, m) + 15) / 16 * 16;
+    const uint32_t smem_up = a.lo_off + m * o->rank * 4;
     const dim3 g1(a.C * (a.tiles_down + (a.has_inject ? 1 : 0)) * a.n_groups);
     const dim3 g2((o->hidden + 15) / 16 * a.n_groups), b2(32 * a.C * su.parts);
     int r;

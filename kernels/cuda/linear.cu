@@ -15,7 +15,7 @@ struct lin_args {
 
 /* FMT: the format of all matrices, or -1 when they differ. */
 template <int NB, int FMT>
-__global__ void __launch_bounds__(256, 2) linear_tiles(const __grid_constant__ lin_args a)
+__global__ void __launch_bounds__(256, NB == 1 ? 3 : 2) linear_tiles(const __grid_constant__ lin_args a)
 {
     extern __shared__ uint4 sm[];
     __shared__ float red[8 * 16 * NB * 8];

@@ -250,7 +250,7 @@ __device__ __forceinline__ tile_w expert_w(const struct qx_weight *w, uint32_t k
     return t;
 }
 
-template <int NB> __global__ void __launch_bounds__(256, 2) moe_up(const __grid_constant__ moe_args a)
+template <int NB> __global__ void __launch_bounds__(256, NB == 1 ? 3 : 2) moe_up(const __grid_constant__ moe_args a)
 {
     extern __shared__ uint4 sm[];
     __shared__ float red[8 * 16 * NB * 8];

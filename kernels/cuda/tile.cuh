@@ -423,13 +423,13 @@ __host__ __device__ inline int tile_nb(uint32_t m)
 /* Steps loaded at once. */
 template <int F, int NB> struct tile_pb {
     static constexpr int V = F == TF_GEN ? 1
-                             : F == TF_BF16 ? (NB == 1 ? 8 : 5)
-                             : F == TF_NV ? (NB == 1 ? 5 : NB == 2 ? 3 : 2)
+                             : F == TF_BF16 ? 5
+                             : F == TF_NV ? (NB == 1 ? 3 : 2)
                                           : (NB == 3 ? 3 : 5);
 };
 __host__ __device__ inline uint32_t tile_pb_of(uint8_t f, int nb)
 {
-    return f == TF_GEN ? 1 : f == TF_BF16 ? (nb == 1 ? 8 : 5) : f == TF_NV ? (nb == 1 ? 5 : nb == 2 ? 3 : 2)
+    return f == TF_GEN ? 1 : f == TF_BF16 ? 5 : f == TF_NV ? (nb == 1 ? 3 : 2)
                                                            : (nb == 3 ? 3 : 5);
 }
 
