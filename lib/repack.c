@@ -27,7 +27,7 @@
 #include <xxhash.h>
 
 #define WAVE_PER_THREAD 4
-#define SYNC_BYTES (512ull << 20)
+#define SYNC_BYTES (1ull << 30)
 
 /* ---- planning ----------------------------------------------------------------------------- */
 
@@ -267,7 +267,7 @@ struct run {
     uint64_t wave, first;         /* jobs a wave; the wave's first job */
     bool compare;
     uint64_t done_jobs, done_bytes, total_bytes, unsynced;
-    pthread_mutex_t lock;
+    pthread_mutex_t lock, copying;
     uint64_t failed_job; /* the first that failed, UINT64_MAX none */
     struct qx_error err;
 };
@@ -276,7 +276,7 @@ static void do_one(void *user, uint64_t i, uint32_t worker)
 {
     struct run *x = user;
     const struct rp_job *j = &x->r->j[x->first + i];
-    struct rp_sink sink = {.fd = x->fd, .compare = x->compare};
+    struct rp_sink sink = {.fd = x->fd, .compare = x->compare, .copying = &x->copying};
     struct qx_error err = {0};
     memset(&x->stats[i], 0, sizeof x->stats[i]);
     if (!x->compare && x->cloned[j->file]) {
@@ -721,7 +721,10 @@ static int run_all(struct run *x, struct qx_error *err)
 
 int qx_repack_run(struct qx_repack *r, struct qx_error *err)
 {
-    struct run x = {.r = r, .failed_job = UINT64_MAX, .lock = PTHREAD_MUTEX_INITIALIZER};
+    struct run x = {.r = r,
+                    .failed_job = UINT64_MAX,
+                    .lock = PTHREAD_MUTEX_INITIALIZER,
+                    .copying = PTHREAD_MUTEX_INITIALIZER};
     int rc = qx_out_dir_begin(&x.dir, r->target, r->plan_id, r->o.force, r->o.resume, err);
     if (rc != 0) {
         return rc;

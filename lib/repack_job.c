@@ -93,6 +93,7 @@ static int copy(struct qx_repack *r, const struct rp_job *j, const struct rp_sin
         return rc;
     }
     if (!k->compare) {
+        pthread_mutex_lock(k->copying);
         int rc = qx_copy_range(fd, j->from_off, k->fd[j->file], j->off, j->n, src,
                                r->f[j->file].name, err);
         if (rc == 0) {
@@ -100,6 +101,7 @@ static int copy(struct qx_repack *r, const struct rp_job *j, const struct rp_sin
             (void)sync_file_range(k->fd[j->file], (off_t)j->off, (off_t)j->n,
                                   SYNC_FILE_RANGE_WRITE);
         }
+        pthread_mutex_unlock(k->copying);
         return rc;
     }
     uint8_t *buf = rp_scratch_get(s, 0, 1u << 20);

@@ -43,8 +43,7 @@ for form in ('bf16', 'fp8'):
     if not src.exists():
         tables.make(src, mib, form)
     n = size(src)
-    for f in src.iterdir():
-        f.read_bytes() if f.stat().st_size < 1 << 33 else None
+    subprocess.run(['sh', '-c', f'cat {src}/* > /dev/null'], check=True)
     for j in (1, 2):
         for what, extra in ((f'{form} to nvfp4', ['--table', 'nvfp4']),):
             t, m = timed([str(build / 'qx-repack'), str(src), '-o', str(out), '-q', '-j', str(j), *extra])
