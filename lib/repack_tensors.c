@@ -534,6 +534,16 @@ static int unreadable(const struct qx_repack *r, const struct qx_tensor *t, stru
 int rp_plan_copies(struct qx_repack *r, struct qx_error *err)
 {
     const struct qx_ckpt *ck = r->ck;
+    const struct qx_findings *fs = qx_ckpt_findings(ck);
+    for (size_t i = 0; i < qx_findings_count(fs); i++) {
+        /* Which of two copies is meant is not guessed. */
+        const struct qx_finding *f = qx_findings_at(fs, i);
+        if (f->severity == QX_ERROR && strcmp(f->kind, "duplicate-tensor") == 0) {
+            int rc = qx_fail(err, QX_E_FORMAT, f->kind, "%s", f->text != NULL ? f->text : f->kind);
+            qx_error_at(err, f->file, f->tensor, f->off);
+            return rc;
+        }
+    }
     for (size_t i = 0; i < qx_ckpt_n_absent(ck); i++) {
         const struct qx_absent *a = qx_ckpt_absent(ck, i);
         if (rp_dropped(r, a->name)) {
