@@ -259,13 +259,15 @@ template <int NB> __global__ void __launch_bounds__(256, NB == 1 ? 3 : 2) moe_up
     const uint32_t grp = blockIdx.y, m0 = grp * 8;
     const uint32_t left = a.n_rows - a.row0 - m0, m_rows = left < 8 ? left : 8;
     const uint32_t tiles = a.kpad / 16, items = m_rows * a.k;
-    const uint32_t item = blockIdx.x / tiles, tile = blockIdx.x - item * tiles;
+    /* the shared expert has the most bytes a block: it goes first */
+    const uint32_t bid = gridDim.x - 1 - blockIdx.x;
+    const uint32_t item = bid / tiles, tile = bid - item * tiles;
     const float *x = a.m + (uint64_t)(a.row0 + m0) * a.hidden;
     const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31;
     /* the next op (down) reads what the router picked before it waits: it may start only after this op
      * has seen the router end */
     const uint32_t n_items = (a.n_rows - a.row0 < 8 ? a.n_rows - a.row0 : 8) * a.k;
-    if (blockIdx.x == (n_items + 1) * tiles) {
+    if (bid == (n_items + 1) * tiles) {
         /* the shared expert's gate: a dot product a row, the whole block at it */
         pdl_wait();
         pdl_next();
@@ -295,6 +297,7 @@ template <int NB> __global__ void __launch_bounds__(256, NB == 1 ? 3 : 2) moe_up
     tile_w w = shared ? (warp < 4 ? a.s_gate : a.s_up) : a.s_gate;
     uint8_t fmt = TF_GEN, fdown = a.s_down.tf;
     uint32_t rows = a.s_inter;
+    int32_t e = 0;
     if (shared) {
         fmt = a.s_gate.tf == a.s_up.tf ? a.s_gate.tf : (uint8_t)TF_GEN;
         if (tid == 0) {
@@ -306,18 +309,26 @@ template <int NB> __global__ void __launch_bounds__(256, NB == 1 ? 3 : 2) moe_up
         }
     } else {
         pdl_wait();
-        for (uint32_t i = tid; i < items; i += 256) {
-            ex[i] = __ldcg(a.expert + (uint64_t)(a.row0 + m0) * a.k + i);
-        }
-        __syncthreads();
         if (item >= items) {
             pdl_next();
             return;
         }
-        if (tid == 0) {
-            moe_find(cols, ex, m_rows, a.k, item);
+        e = __ldcg(a.expert + (uint64_t)(a.row0 + m0) * a.k + item);
+        if (m_rows == 1) {
+            if (tid == 0) {
+                cols.n = 1;
+                cols.row[0] = 0;
+                cols.slot[0] = (uint8_t)item;
+            }
+        } else {
+            for (uint32_t i = tid; i < items; i += 256) {
+                ex[i] = __ldcg(a.expert + (uint64_t)(a.row0 + m0) * a.k + i);
+            }
+            __syncthreads();
+            if (tid == 0) {
+                moe_find(cols, ex, m_rows, a.k, item);
+            }
         }
-        const int32_t e = ex[item];
         w = expert_w((warp < 4 ? a.gate : a.up) + e, a.hidden);
         const tile_w other = expert_w((warp < 4 ? a.up : a.gate) + e, a.hidden);
         fmt = w.tf == other.tf ? w.tf : (uint8_t)TF_GEN;
@@ -340,8 +351,8 @@ template <int NB> __global__ void __launch_bounds__(256, NB == 1 ? 3 : 2) moe_up
                                    sm, tid, 256, ready))
     __syncthreads();
     /* factors of gate and up; read again, since each warp holds only one of them */
-    const tile_w wg = shared ? a.s_gate : expert_w(a.gate + ex[item], a.hidden);
-    const tile_w wu = shared ? a.s_up : expert_w(a.up + ex[item], a.hidden);
+    const tile_w wg = shared ? a.s_gate : expert_w(a.gate + e, a.hidden);
+    const tile_w wu = shared ? a.s_up : expert_w(a.up + e, a.hidden);
     tile_w fg = wg, fu = wu;
     fg.tf = fu.tf = fmt;
     const float f0 = tile_factor(fg), f1 = tile_factor(fu);
@@ -436,7 +447,14 @@ template <int NB> __global__ void __launch_bounds__(512) moe_down(const __grid_c
         n_uniq = 0;
     }
     __syncthreads();
-    if (warp == 0) {
+    if (m_rows == 1) {
+        if (tid < items) {
+            uniq[tid] = (uint8_t)tid;
+        }
+        if (tid == 0) {
+            n_uniq = items;
+        }
+    } else if (warp == 0) {
         uint32_t n = 0;
         for (uint32_t i0 = 0; i0 < items; i0 += 32) {
             const uint32_t i = i0 + lane;
@@ -469,7 +487,13 @@ template <int NB> __global__ void __launch_bounds__(512) moe_down(const __grid_c
             }
         } else {
             const uint32_t i = uniq[it - 1];
-            moe_find(c, ex, m_rows, a.k, i);
+            if (m_rows == 1) {
+                c.n = 1;
+                c.row[0] = 0;
+                c.slot[0] = (uint8_t)i;
+            } else {
+                moe_find(c, ex, m_rows, a.k, i);
+            }
             w = expert_w(a.down + ex[i], a.inter);
         }
         b_global<NB> b;
