@@ -285,6 +285,22 @@ static int admit(struct qx_batch *b, uint32_t *n_lines, struct qx_error *err)
     return 0;
 }
 
+static struct entry *entry_of(struct qx_line *l)
+{
+    return (struct entry *)(void *)((char *)l - offsetof(struct entry, line));
+}
+
+/* Pages a request can come to hold: its prompt, what it may generate, and a round of drafts. */
+static uint64_t pages_at_most(const struct qx_model *m, const struct qx_request *r)
+{
+    uint64_t tokens;
+    if (!qx_add_u64(r->n_ids, r->params.n_max, &tokens) ||
+        !qx_add_u64(tokens, m->budget.draft_max + 1ull, &tokens) || tokens > m->budget.ctx_tokens) {
+        return m->budget.max_pages;
+    }
+    return qx_ceil_div(tokens, m->budget.page_tokens);
+}
+
 /* Pages are planned for max_seqs sequences and no prefix beside them: when those at work could need the
  * pages that only the prefix holds, it goes. What they share stays with them. */
 static void make_room(struct qx_batch *b, uint32_t n_lines)
@@ -292,16 +308,13 @@ static void make_room(struct qx_batch *b, uint32_t n_lines)
     struct qx_model *m = b->m;
     uint64_t need = 0;
     for (uint32_t i = 0; i < n_lines; ++i) {
-        need += m->budget.max_pages - m->seqs[b->lines[i]->seq].n_pages;
+        uint64_t most = pages_at_most(m, &entry_of(b->lines[i])->r);
+        uint32_t held = m->seqs[b->lines[i]->seq].n_pages;
+        need += most > held ? most - held : 0;
     }
     if (b->prefix.n && need > m->n_free_pages) {
         prefix_drop(b);
     }
-}
-
-static struct entry *entry_of(struct qx_line *l)
-{
-    return (struct entry *)(void *)((char *)l - offsetof(struct entry, line));
 }
 
 int qx_batch_run(struct qx_batch *b, struct qx_error *err)
