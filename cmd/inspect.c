@@ -110,6 +110,9 @@ static int check(const struct ui *ui)
     if (o.draft > QX_DRAFT_MAX || o.streams > UINT32_MAX) {
         return ui_usage(ui, "usage", "--draft takes at most 8, --streams at most 4294967295");
     }
+    if ((o.has_ctx && o.ctx == 0) || (o.has_streams && o.streams == 0)) {
+        return ui_usage(ui, "usage", "'%s' wants at least 1", o.has_ctx && o.ctx == 0 ? "--ctx" : "--streams");
+    }
     return -1;
 }
 

@@ -149,6 +149,9 @@ static int read_rank(struct job *j, struct qx_repack_opts *q)
 
 static int read_drop(struct job *j, struct qx_repack_opts *q)
 {
+    if (o.drop != NULL && *o.drop == 0) {
+        return ui_usage(&j->ui, "usage", "'--drop' lists nothing: it knows vision and mtp");
+    }
     for (const char *p = o.drop; p != NULL && *p != 0;) {
         size_t n = strcspn(p, ",");
         if (n == 6 && memcmp(p, "vision", 6) == 0) {

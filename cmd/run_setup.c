@@ -122,6 +122,9 @@ int run_check_options(struct run *r)
     if ((o->logits || o->draft_logits) && (o->batch_given || prompts == 0 || o->show_prompt)) {
         return usage(r, "'--logits' and '--draft-logits' need one prompt");
     }
+    if ((o->logits && !strcmp(o->logits, "-")) || (o->draft_logits && !strcmp(o->draft_logits, "-"))) {
+        return usage(r, "'--logits' and '--draft-logits' write files; one named '-' is written ./-");
+    }
     if (o->logits && o->draft_logits && !strcmp(o->logits, o->draft_logits)) {
         return usage(r, "'--logits' and '--draft-logits' name the same file");
     }

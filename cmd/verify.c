@@ -305,6 +305,10 @@ static int check_request(struct job *j)
         ui_error(&j->ui, "'--sha256' needs '--write-manifest'");
         return EXIT_USAGE;
     }
+    if (o.decoder && o.decoder[strspn(o.decoder, " \t")] == 0) {
+        ui_error(&j->ui, "'--decoder' names no program");
+        return EXIT_USAGE;
+    }
     if (o.decoder_timeout_s == 0 || o.decoder_timeout_s > 86400) {
         ui_error(&j->ui, "'--decoder-timeout' must be 1 to 86400");
         return EXIT_USAGE;

@@ -244,6 +244,10 @@ static int check_range(const struct qx_ckpt *ck, const struct qx_tensor *t, uint
     int rc = 0;
     if (!usable(ck, t->file)) {
         rc = qx_fail(err, QX_E_FORMAT, "unreadable-file", "its file cannot be read");
+    } else if (!t->readable && (!qx_add_u64(off, n, &end) || end > t->size_bytes)) {
+        /* The shape is asked for, and the header gives the tensor another number of bytes. */
+        rc = qx_fail(err, QX_E_FORMAT, "size-mismatch",
+                     "its header gives it %" PRIu64 " bytes, its shape needs more", t->size_bytes);
     } else if (!qx_add_u64(off, n, &end) || end > t->size_bytes) {
         rc = qx_fail(err, QX_E_RANGE, "range", "bytes %" PRIu64 " to %" PRIu64 " are asked for, the tensor has %"
                      PRIu64, off, off + n, t->size_bytes);

@@ -38,6 +38,11 @@ int qx_fit(struct qx_fit *out, const struct qx_ckpt *ck, const struct qx_inspect
         return rc ? rc
                   : qx_fail(err, QX_E_CONFIG, "config-missing", "a plan needs the configuration");
     }
+    if (i->n_tensors == 0 && qx_ckpt_n_files(ck) > 0) {
+        return qx_fail(err, QX_E_FORMAT, "no-weights",
+                       "no tensor of the files here can be read ('qx verify' says why); --layout "
+                       "NAME plans from the configuration alone");
+    }
     if (i->n_tensors == 0) {
         return qx_fail(err, QX_E_USAGE, "usage",
                        "there are no weights here; say for which layout to plan with --layout");

@@ -382,8 +382,7 @@ int qx_out_dir_check(const char *dir, const char *target, struct qx_error *err)
         *slash = 0;
     }
     if (realpath(up, out) == NULL) {
-        int rc = qx_fail_errno(err, QX_E_NOT_FOUND, errno, "not-found",
-                               "the output's folder cannot be used");
+        int rc = qx_fail_errno(err, QX_E_WRITE, errno, "write", "the output's folder cannot be used");
         qx_error_at(err, up, NULL, QX_NO_OFF);
         return rc;
     }

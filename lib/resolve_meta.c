@@ -533,7 +533,8 @@ static void report_unused_entries(struct qx_resolved *r, struct qx_findings *fs)
 {
     struct qx_quant_home *h = r->used;
     char text[400];
-    if (!h || h->is_foreign) {
+    /* Where nothing is stored, as beside a lone config.json, every entry would be reported. */
+    if (!h || h->is_foreign || r->n == 0) {
         return;
     }
     for (size_t i = 0; i < h->n_entries; i++) {

@@ -34,3 +34,5 @@ check "'inspect'" qx inspekt
 check --wrong qx --wrong
 check extra qx help inspect extra
 check nonsense qx help nonsense
+check "--drop" qx repack x -o y --drop=
+check "--decoder" qx verify x --decoder=

@@ -32,5 +32,30 @@ qx inspect "$SAMPLE" --why nothing.of.this.name 2> err
 echo "exit $?"
 qx inspect "$SAMPLE" --values 2> err
 echo "exit $?"
-qx inspect "$SAMPLE" --fit 0 2> err
-echo "exit $?"
+for a in "0" "1GiB --ctx 0" "1GiB --streams 0"; do
+    # shellcheck disable=SC2086
+    qx inspect "$SAMPLE" --fit $a 2> err
+    echo "exit $?"
+done
+
+# A lone config.json has no modules that its map could miss; files that cannot be read are no lone config.
+qx inspect "$SAMPLE/config.json" --layout mixed | grep entry-without-module
+mkdir damaged
+cp "$SAMPLE/config.json" damaged
+head -c 64 /dev/zero > damaged/model.safetensors
+qx inspect damaged --fit 1GiB 2> err
+echo "exit $?: $(cut -d" " -f2 err)"
+
+# An archive is called one.
+qx repack "$SAMPLE" -o archive --archive -q > /dev/null
+qx inspect archive 2> err
+echo "exit $?: $(grep -o 'an archive' err)"
+
+# A shape that its byte range cannot hold is damage of the input, not a wrong command line.
+/usr/bin/python3 - <<'PY'
+import json, struct
+h = json.dumps({"a": {"dtype": "F32", "shape": [8], "data_offsets": [0, 0]}}).encode()
+open("empty.safetensors", "wb").write(struct.pack("<Q", len(h)) + h)
+PY
+qx inspect empty.safetensors --stats a 2> err
+echo "exit $?: $(cut -d" " -f2 err)"

@@ -22,6 +22,7 @@ no position-range --tokens 5,6 -n 2 --draft-logits l.npy --positions 3
 no position-range --tokens 5,6 -n 0 --logits l.npy --positions 2
 no "needs --logits" --tokens 5 --positions 1
 no "same file" --tokens 5 --logits l.npy --draft-logits l.npy
+no "write files" --tokens 5 -n 1 --logits -
 no "needs --template" -p x --system y
 no "'--system' needs" -p x --system y --no-think
 no "options of the chat template" -p x --raw --effort low
