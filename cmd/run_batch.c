@@ -209,7 +209,7 @@ static int read_tokens(struct batch *b, struct request *q, size_t line_no, const
         if (e->type != QX_JSON_NUMBER || !e->is_int || e->negative) {
             return bad(r, line_no, "'tokens' is not a list of ids");
         }
-        if (e->uint_value >= vocab) {
+        if (vocab > 0 && e->uint_value >= vocab) {
             return qx_fail(&r->err, QX_E_RANGE, "token-range",
                            "line %zu of the batch: token id %llu, the vocabulary has %llu", line_no,
                            (unsigned long long)e->uint_value, (unsigned long long)vocab);

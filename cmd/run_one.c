@@ -31,7 +31,7 @@ static int prompt_ids(struct run *r, struct qx_ids *ids)
     if (r->o.tokens_given) {
         uint64_t vocab = qx_ckpt_vocab_size(r->ck);
         for (size_t i = 0; i < r->o.tokens.n; i++) {
-            if (r->o.tokens.v[i] >= vocab) {
+            if (vocab > 0 && r->o.tokens.v[i] >= vocab) { /* 0: no config, which the model reports */
                 return qx_fail(&r->err, QX_E_RANGE, "token-range",
                                "token id %llu, the vocabulary has %llu",
                                (unsigned long long)r->o.tokens.v[i], (unsigned long long)vocab);

@@ -359,6 +359,32 @@ void qx_out_dir_discard(struct qx_out_dir *d)
     }
 }
 
+static bool lies_in(const char *path, const char *dir)
+{
+    size_t n = strlen(dir);
+    return strncmp(path, dir, n) == 0 && (path[n] == '/' || path[n] == 0 || strcmp(dir, "/") == 0);
+}
+
+/* True when replacing the directory at target would take the input with it: target holds dir, or a
+ * file that a link in dir names, as the blobs of a hub's cache are. */
+static bool holds_input(const char *target, const char *dir)
+{
+    char file[PATH_MAX], real[PATH_MAX];
+    bool holds = lies_in(dir, target);
+    DIR *d = holds ? NULL : opendir(dir);
+    for (struct dirent *e; d != NULL && !holds && (e = readdir(d)) != NULL;) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) {
+            continue;
+        }
+        int n = snprintf(file, sizeof file, "%s/%s", dir, e->d_name);
+        holds = n > 0 && (size_t)n < sizeof file && realpath(file, real) != NULL && lies_in(real, target);
+    }
+    if (d != NULL) {
+        closedir(d);
+    }
+    return holds;
+}
+
 int qx_out_dir_check(const char *dir, const char *target, struct qx_error *err)
 {
     char in[PATH_MAX], out[PATH_MAX], parent[PATH_MAX];
@@ -376,6 +402,14 @@ int qx_out_dir_check(const char *dir, const char *target, struct qx_error *err)
         return 0;
     }
     bool same = realpath(parent, out) != NULL && strcmp(in, out) == 0;
+    bool holds = !same && realpath(parent, out) != NULL && holds_input(out, in);
+    memcpy(parent + n, ".part", 6); /* unfinished output, which --no-resume removes */
+    holds = holds || (realpath(parent, out) != NULL && holds_input(out, in));
+    parent[n] = 0;
+    if (holds) {
+        return qx_fail(err, QX_E_USAGE, "usage",
+                       "the output '%.200s' holds files of the input, which is never changed", target);
+    }
     char *slash = strrchr(parent, '/');
     const char *up = slash == NULL ? "." : slash == parent ? "/" : parent;
     if (slash != NULL && slash != parent) {
@@ -386,8 +420,7 @@ int qx_out_dir_check(const char *dir, const char *target, struct qx_error *err)
         qx_error_at(err, up, NULL, QX_NO_OFF);
         return rc;
     }
-    size_t k = strlen(in);
-    if (same || (strncmp(out, in, k) == 0 && (out[k] == '/' || out[k] == 0))) {
+    if (same || lies_in(out, in)) {
         return qx_fail(err, QX_E_USAGE, "usage",
                        "the output '%.200s' is the input or lies in it, which is "
                        "never changed",
