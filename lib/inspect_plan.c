@@ -87,7 +87,10 @@ static void put_entry(struct inspection *x, const struct layout_forms *l,
     if (e->kind == QX_K_BUFFER) {
         x->tensors[c]++;
         x->bytes[c] += 8 * rows;
+        x->params[c] += rows;
         x->cells[c][QX_F_I64].modules++;
+        x->cells[c][QX_F_I64].params += rows;
+        x->cells[c][QX_F_I64].bytes += 8 * rows;
         return;
     }
     if (e->kind == QX_K_FUSED) {

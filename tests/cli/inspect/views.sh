@@ -38,6 +38,10 @@ for a in "0" "1GiB --ctx 0" "1GiB --streams 0"; do
     echo "exit $?"
 done
 
+# A plan counts what the checkpoint itself does.
+count() { qx inspect "$@" | sed -n 's/^tensors *//p' | head -1; }
+[ "$(count "$SAMPLE")" = "$(count "$SAMPLE/config.json" --layout mixed)" ] || echo "planned: $(count "$SAMPLE/config.json" --layout mixed)"
+
 # A lone config.json has no modules that its map could miss; files that cannot be read are no lone config.
 qx inspect "$SAMPLE/config.json" --layout mixed | grep entry-without-module
 mkdir damaged
