@@ -7,8 +7,10 @@
 #include "file_out.h"
 #include "npy_write.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 struct sink {
     const char *path;          /* NULL: not asked for */
@@ -42,10 +44,26 @@ static int cmp_u64(const void *a, const void *b)
 }
 
 /* end: first position whose row can never exist. */
+/* An earlier .npy file is replaced; any other file, one of the checkpoint perhaps, stays. */
+static bool is_another_file(const char *path)
+{
+    struct stat st;
+    char magic[6] = {0};
+    FILE *f = stat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0 ? fopen(path, "rb") : NULL;
+    bool other = f && (fread(magic, 1, 6, f) != 6 || memcmp(magic, "\x93NUMPY", 6) != 0);
+    if (f) {
+        fclose(f);
+    }
+    return other;
+}
+
 static int sink_open(struct sink *s, struct run *r, const char *path, uint64_t end, const char *what)
 {
     const struct qx_u64_list *list = &r->o.positions;
     char header[QX_NPY_HEADER_BYTES] = {0};
+    if (is_another_file(path)) {
+        return qx_fail(&r->err, QX_E_USAGE, "exists", "'%.200s' exists and is no .npy file", path);
+    }
     s->path = path;
     if (r->o.positions_given) {
         s->n_asked = list->n;
