@@ -3,17 +3,16 @@
 #include "inspect.h"
 
 #include "alloc.h"
+#include "error.h"
+#include "file_out.h"
 #include "num.h"
 #include "plot.h"
 #include "str.h"
 #include "table.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { STATS_MAX = 1000, BAR_LINES = 16, BAR_COLS = 40 };
 
@@ -94,37 +93,17 @@ static int write_svg(const struct inspect_job *j, const struct qx_svg *svg, cons
                      bool force)
 {
     struct qx_error err = {0};
-    char part[4096];
+    struct qx_file_out *f = NULL;
     if (svg->buf.failed) {
         qx_fail_nomem(&err);
         return ui_fail(&j->ui, &err);
     }
-    if (!force && access(path, F_OK) == 0) {
-        qx_fail(&err, QX_E_USAGE, "usage", "'%.300s' exists; --force overwrites it", path);
-        return ui_fail(&j->ui, &err);
+    int rc = qx_file_out_create(&f, path, force, &err);
+    if (rc == 0 && (rc = qx_file_out_write(f, svg->buf.p, svg->buf.n, &err)) != 0) {
+        qx_file_out_abort(f);
     }
-    snprintf(part, sizeof part, "%s.part", path);
-    int fd = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    size_t done = 0;
-    while (fd >= 0 && done < svg->buf.n) {
-        ssize_t w = write(fd, svg->buf.p + done, svg->buf.n - done);
-        if (w < 0 && errno != EINTR) {
-            break;
-        }
-        done += w > 0 ? (size_t)w : 0;
-    }
-    bool ok = fd >= 0 && done == svg->buf.n && fsync(fd) == 0;
-    int sys = errno;
-    if (fd >= 0) {
-        ok = close(fd) == 0 && ok;
-    }
-    if (!ok || rename(part, path) != 0) {
-        sys = ok ? errno : sys;
-        unlink(part);
-        qx_fail_errno(&err, QX_E_WRITE, sys, "write", "cannot write '%.300s'", path);
-        return ui_fail(&j->ui, &err);
-    }
-    return EXIT_OK;
+    rc = rc == 0 ? qx_file_out_commit(f, &err) : rc;
+    return rc == 0 ? EXIT_OK : ui_fail(&j->ui, &err);
 }
 
 /* Counts what matches; 0 after a message when it is nothing or too much. */

@@ -96,6 +96,14 @@ int qx_file_out_create(struct qx_file_out **out, const char *path, bool force, s
         qx_error_at(err, path, NULL, QX_NO_OFF);
         return rc;
     }
+    /* The rename would put a file in the place of /dev/null, for everyone on the machine. */
+    bool in_dev = strncmp(path, "/dev/", 5) == 0 && strncmp(path, "/dev/shm/", 9) != 0;
+    if (stat(path, &st) == 0 && ((!S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode)) || in_dev)) {
+        int rc = qx_fail(err, QX_E_USAGE, "exists",
+                         "'%.200s' is a device, pipe or socket; an output is a file of its own", path);
+        qx_error_at(err, path, NULL, QX_NO_OFF);
+        return rc;
+    }
     struct qx_file_out *f = qx_calloc(1, sizeof *f);
     if (f == NULL) {
         return qx_fail_nomem(err);

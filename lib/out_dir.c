@@ -398,6 +398,10 @@ int qx_out_dir_check(const char *dir, const char *target, struct qx_error *err)
     }
     memcpy(parent, target, n);
     parent[n] = 0;
+    struct stat st;
+    if (stat(parent, &st) == 0 && !S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode)) {
+        return qx_fail(err, QX_E_USAGE, "exists", "'%.200s' is a device, pipe or socket", target);
+    }
     if (realpath(dir, in) == NULL) {
         return 0;
     }
