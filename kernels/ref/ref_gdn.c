@@ -218,7 +218,8 @@ static void chunk_tokens(const struct qx_queue *q, const struct qx_op_gdn *a, ui
     }
 }
 
-/* One head through all runs of the step. The last row's slot is the working copy of a run. */
+/* One head through all runs of the step. The last row's slot is the working copy of a run; a run that
+ * keeps nothing works on the stack. */
 static void gdn_head_runs(const struct qx_queue *q, void *user, uint64_t h)
 {
     const struct qx_op_gdn *a = user;
@@ -233,10 +234,12 @@ static void gdn_head_runs(const struct qx_queue *q, void *user, uint64_t h)
             r0 = r1;
             continue;
         }
-        float *work = a->s + (uint64_t)st->state_out[r1 - 1] * a->s_slot_stride + h * size;
+        float own[GDN_MAX_DIM * GDN_MAX_DIM];
+        int32_t last = st->state_out[r1 - 1];
+        float *work = last < 0 ? own : a->s + (uint64_t)last * a->s_slot_stride + h * size;
         if (st->state_in[r0] < 0) {
             memset(work, 0, 4 * size);
-        } else if (st->state_in[r0] != st->state_out[r1 - 1]) {
+        } else if (st->state_in[r0] != last) {
             memcpy(work, a->s + (uint64_t)st->state_in[r0] * a->s_slot_stride + h * size, 4 * size);
         }
         uint32_t chunk = a->chunk < GDN_MAX_CHUNK ? a->chunk : GDN_MAX_CHUNK;

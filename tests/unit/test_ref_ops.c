@@ -418,6 +418,14 @@ static void test_gdn_forms(void **state)
         assert_memory_equal(g.s + 7 * n_s, g.s + n * n_s, n_s * 4);
         assert_memory_equal(g.conv + 7 * 3 * CH, g.conv + n * 3 * CH, 3 * CH * 4);
     }
+    /* A run that keeps nothing: the same outputs, no slot touched. */
+    float *slots = malloc(8 * n_s * 4);
+    memcpy(slots, g.s, 8 * n_s * 4);
+    memset(g.out, 0, n_out * 4);
+    gdn_run(&g, make_rows(&r, ROWS, 0, -1, -1), 0, 0);
+    assert_memory_equal(g.out, out, n_out * 4);
+    assert_memory_equal(g.s, slots, 8 * n_s * 4);
+    free(slots);
     free(s);
     free(out);
     gdn_fini(&g);
