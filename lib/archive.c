@@ -346,7 +346,7 @@ static int write_list(struct qx_ar_work *w, struct qx_error *err)
     }
     if (rc == 0) {
         qx_zseek_put_table(&all, frames, n_frames);
-        char *path = qx_out_dir_join(w->dir, LIST_NAME);
+        char *path = qx_out_dir_join(w->dir, QX_ARCHIVE_LIST);
         rc = all.failed || path == NULL ? qx_fail_nomem(err)
                                         : qx_file_out_small(path, all.p, all.n, err);
         w->res->bytes_out += all.n;

@@ -18,8 +18,6 @@
 #include <sys/stat.h>
 #include <xxhash.h>
 
-#define LIST_NAME "qx-archive.json.zst"
-
 struct qx_ar_span {
     const char *name;
     uint64_t off, size;

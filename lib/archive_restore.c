@@ -14,7 +14,7 @@
 bool qx_is_archive(const char *path)
 {
     struct stat st;
-    char *p = qx_ar_join(path, LIST_NAME, "");
+    char *p = qx_ar_join(path, QX_ARCHIVE_LIST, "");
     bool is = p != NULL && stat(p, &st) == 0 && S_ISREG(st.st_mode);
     qx_free(p);
     return is;
@@ -23,18 +23,18 @@ bool qx_is_archive(const char *path)
 static int bad_list(struct qx_error *err, const char *what)
 {
     int rc = qx_fail(err, QX_E_FORMAT, "archive-list", "%s", what);
-    qx_error_at(err, LIST_NAME, NULL, QX_NO_OFF);
+    qx_error_at(err, QX_ARCHIVE_LIST, NULL, QX_NO_OFF);
     return rc;
 }
 
 static int read_list_text(const char *path, char **text, size_t *n, struct qx_error *err)
 {
-    char *p = qx_ar_join(path, LIST_NAME, "");
+    char *p = qx_ar_join(path, QX_ARCHIVE_LIST, "");
     int fd = -1;
     uint64_t size;
     struct qx_zseek *z = NULL;
     int rc = p == NULL ? qx_fail_nomem(err) : qx_file_open(p, &fd, &size, err);
-    rc = rc == 0 ? qx_zseek_open(&z, fd, size, LIST_NAME, err) : rc;
+    rc = rc == 0 ? qx_zseek_open(&z, fd, size, QX_ARCHIVE_LIST, err) : rc;
     if (rc == 0 && qx_zseek_content_bytes(z) > MAX_LIST_BYTES) {
         rc = bad_list(err, "the list is larger than 512 MiB");
     }
@@ -58,7 +58,7 @@ static int read_list(struct qx_ar_work *w, struct qx_error *err)
     size_t n = 0;
     struct qx_json_doc doc = {0};
     int rc = read_list_text(w->path, &text, &n, err);
-    rc = rc == 0 ? qx_json_doc_parse(&doc, text, n, LIST_NAME, NULL, err) : rc;
+    rc = rc == 0 ? qx_json_doc_parse(&doc, text, n, QX_ARCHIVE_LIST, NULL, err) : rc;
     if (rc == 0) {
         const struct qx_json *schema = qx_json_get(doc.root, "schema"),
                              *files = qx_json_get(doc.root, "files");
@@ -80,7 +80,7 @@ static int read_list(struct qx_ar_work *w, struct qx_error *err)
             if (!qx_name_stays_inside(name->str, name->str_n) || strlen(name->str) != name->str_n) {
                 rc = qx_fail(err, QX_E_FORMAT, "unsafe-path", "'%.200s' leaves the directory",
                              name->str);
-                qx_error_at(err, LIST_NAME, NULL, QX_NO_OFF);
+                qx_error_at(err, QX_ARCHIVE_LIST, NULL, QX_NO_OFF);
                 break;
             }
             rc = qx_ar_add_file(w, name->str, &st, err);

@@ -3,6 +3,7 @@
 
 #include "alloc.h"
 #include "num.h"
+#include "out_dir.h"
 #include "str.h"
 
 #include <dirent.h>
@@ -201,7 +202,7 @@ bool qx_dir_check_numbers(const struct qx_dir_list *l, struct qx_findings *fs)
 const char *qx_dir_foreign(const struct qx_dir_list *l)
 {
     static const struct { const char *suffix, *what; } known[] = {
-        {"qx-archive.json.zst", "an archive, which 'qx repack ARCHIVE -o OUT' restores"},
+        {QX_ARCHIVE_LIST, "an archive, which 'qx repack ARCHIVE -o OUT' restores"},
         {".gguf", "a GGUF file, which llama.cpp reads and qx does not"},
         {".bin", "a .bin file, perhaps an old PyTorch checkpoint, which qx does not read"},
         {".pt", "a PyTorch file, which qx does not read"},

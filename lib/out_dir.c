@@ -229,6 +229,26 @@ static int open_journal(struct qx_out_dir *d, const char *plan, bool resume, str
     return rc;
 }
 
+/* Replacing removes a whole tree: only one that is empty or that qx could have written. */
+static bool may_replace(const char *target)
+{
+    static const char *const marks[] = {"config.json", QX_ARCHIVE_LIST};
+    struct stat st;
+    DIR *dir = lstat(target, &st) == 0 && S_ISDIR(st.st_mode) ? opendir(target) : NULL;
+    if (dir == NULL) {
+        return lstat(target, &st) != 0 || !S_ISDIR(st.st_mode);
+    }
+    bool empty = true, marked = false;
+    for (struct dirent *e; (e = readdir(dir)) != NULL;) {
+        empty = empty && (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0);
+    }
+    for (size_t i = 0; i < QX_ARRAY_LEN(marks); i++) {
+        marked = marked || fstatat(dirfd(dir), marks[i], &st, 0) == 0;
+    }
+    closedir(dir);
+    return empty || marked;
+}
+
 int qx_out_dir_begin(struct qx_out_dir **out, const char *target, const char *plan, bool force,
                      bool resume, struct qx_error *err)
 {
@@ -237,6 +257,12 @@ int qx_out_dir_begin(struct qx_out_dir **out, const char *target, const char *pl
     if (!force && lstat(target, &st) == 0) {
         int rc = qx_fail(err, QX_E_USAGE, "exists", "'%.300s' exists; give --force to replace it",
                          target);
+        qx_error_at(err, target, NULL, QX_NO_OFF);
+        return rc;
+    }
+    if (!may_replace(target)) {
+        int rc = qx_fail(err, QX_E_USAGE, "exists",
+                         "'%.300s' holds neither a checkpoint nor an archive: not replaced", target);
         qx_error_at(err, target, NULL, QX_NO_OFF);
         return rc;
     }

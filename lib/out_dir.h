@@ -11,8 +11,11 @@
 
 struct qx_out_dir;
 
-/* `plan` identifies what is being built (hex digits). An existing target without `force` is QX_E_USAGE
- * "exists". TARGET.part of the same plan is taken up when `resume`, of another plan it is QX_E_USAGE
+/* The list of members in a directory that is an archive (archive.c). */
+#define QX_ARCHIVE_LIST "qx-archive.json.zst"
+
+/* `plan` identifies what is being built (hex digits). An existing target without `force`, or a directory
+ * that holds something else than a checkpoint or an archive, is QX_E_USAGE "exists". TARGET.part of the same plan is taken up when `resume`, of another plan it is QX_E_USAGE
  * "plan-differs"; without `resume` it is removed. Somebody else at work on it: QX_E_USAGE "busy". */
 int qx_out_dir_begin(struct qx_out_dir **out, const char *target, const char *plan, bool force,
                      bool resume, struct qx_error *err);

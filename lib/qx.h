@@ -524,7 +524,8 @@ struct qx_verify_opts {
     uint64_t sample_rows;      /* rows a tensor that are decoded twice; those at the ends and on both
                                   sides of shard boundaries come in any case. 0: no decoding */
     uint64_t seed;             /* of the sample */
-    const char *decode_glob;   /* decode twice only tensors whose names match; NULL: all */
+    const char *decode_glob;   /* decode twice only tensors whose names match; NULL: all.
+                                  None that could be: QX_E_NOT_FOUND */
     const char *device;        /* of the ordinary decoder: NULL or "cpu", "cuda", "cuda:N" */
     const char *decoder;       /* shell command of an external decoder; NULL: the one in the library */
     uint32_t decoder_timeout_ms; /* without an answer the external decoder is given up; 0: 60 s */

@@ -399,6 +399,10 @@ static int gather(struct decode *d, struct qx_error *err)
             d->jobs[d->n_jobs++].module = m;
         }
     }
+    if (d->v->o->decode_glob && d->n_jobs == 0) {
+        return qx_fail(err, QX_E_NOT_FOUND, "tensor-missing", "'%.300s' matches nothing that can be decoded",
+                       d->v->o->decode_glob);
+    }
     return 0;
 }
 

@@ -25,3 +25,9 @@ refused plain .
 rm plain/out plain/err
 find hub model.part plain -type f -exec sha256sum {} + | sort | cmp - before
 qx repack plain -o hub/snapshots/two -q > out 2> err || echo "beside the input: $(cat err)"
+# --force replaces what qx could have written, nothing else.
+mkdir precious
+echo thesis > precious/thesis.txt
+qx repack plain -o precious --force -q > out 2> err && echo "a folder of something else was replaced"
+grep -q "neither a checkpoint nor an archive" err || cat err
+grep -qx thesis precious/thesis.txt || echo "thesis.txt is gone"

@@ -35,3 +35,7 @@ cp -r good extra
 cp good/model-00005-of-00005.safetensors extra/extra.safetensors
 gate extra
 get report.json "[(f['kind'], f['file']) for f in d['findings'] if f['severity'] == 'warning']"
+
+# A pattern that matches nothing must not look like a pass.
+qx verify good -t 'no.such.*' -q 2> err
+[ $? = 3 ] || echo "a pattern without a match: exit $?"
