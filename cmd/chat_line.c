@@ -8,10 +8,12 @@
 #include <errno.h>
 #include <langinfo.h>
 #include <locale.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <wchar.h>
 #if QX_HAVE_EDITLINE
 #include <histedit.h>
 #endif
@@ -26,7 +28,50 @@ struct chat_input {
 #endif
 };
 
+/* One byte of the terminal: 1, 0 at its end, -1 after a signal or a failure. It waits in short pieces, so
+ * that a signal that comes just before waiting is noticed too. */
+static int read_byte(char *c)
+{
+    for (;;) {
+        struct pollfd p = {.fd = STDIN_FILENO, .events = POLLIN};
+        if (signals_pending()) {
+            return -1;
+        }
+        int r = poll(&p, 1, 100);
+        if (r < 0 && errno != EINTR) {
+            return -1;
+        }
+        if (r <= 0) {
+            continue;
+        }
+        ssize_t n = read(STDIN_FILENO, c, 1);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        return n > 0 ? 1 : (int)n;
+    }
+}
+
 #if QX_HAVE_EDITLINE
+/* A whole character for libedit; bytes that begin none are dropped. */
+static int read_character(EditLine *el, wchar_t *wc)
+{
+    mbstate_t part;
+    char c;
+    int n;
+    (void)el;
+    memset(&part, 0, sizeof part);
+    while ((n = read_byte(&c)) > 0) {
+        size_t k = mbrtowc(wc, &c, 1, &part);
+        if (k == (size_t)-1) {
+            memset(&part, 0, sizeof part);
+        } else if (k != (size_t)-2) {
+            return 1;
+        }
+    }
+    return n;
+}
+
 static char *show_prompt(EditLine *el)
 {
     struct chat_input *in = NULL;
@@ -59,6 +104,7 @@ struct chat_input *chat_input_open(bool plain)
         el_set(in->el, EL_PROMPT, show_prompt);
         el_set(in->el, EL_EDITOR, "emacs");
         el_set(in->el, EL_SIGNAL, 0);
+        el_set(in->el, EL_GETCFN, read_character);
         history(in->hist, &in->ev, H_SETSIZE, 500);
         el_set(in->el, EL_HIST, history, in->hist);
     }
@@ -88,13 +134,10 @@ static enum chat_line plain_line(const char *prompt, struct qx_buf *out)
     fflush(stdout);
     for (;;) {
         char c;
-        ssize_t n = read(STDIN_FILENO, &c, 1);
-        if (n < 0 && errno == EINTR) {
-            if (signals_pending()) {
-                fputs("\n", stdout);
-                return CHAT_LINE_INTERRUPTED;
-            }
-            continue;
+        int n = read_byte(&c);
+        if (n < 0 && signals_pending()) {
+            fputs("\n", stdout);
+            return CHAT_LINE_INTERRUPTED;
         }
         if (n <= 0) {
             return out->n ? CHAT_LINE_OK : CHAT_LINE_END;

@@ -3,6 +3,7 @@
 
 #include "alloc.h"
 #include "line.h"
+#include "step_bytes.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -41,76 +42,6 @@ double qx_bench_bandwidth(struct qx_model *m)
     m->be->mem_free(m->be, a);
     m->be->mem_free(m->be, b);
     return best;
-}
-
-/* ---- bytes -------------------------------------------------------------------------------- */
-
-static double mat_bytes(const struct qx_weight *w)
-{
-    double n = (double)w->rows * w->cols;
-    switch (w->fmt) {
-    case QX_W_NVFP4: return n * 0.5625;
-    case QX_W_MXFP8: return n * (1.0 + 1.0 / 32);
-    case QX_W_FP8: case QX_W_FP8_BLOCK: return n;
-    case QX_W_F32: return n * 4;
-    case QX_W_NONE: return 0;
-    default: return n * 2;
-    }
-}
-
-static double hc_bytes(const struct qx_model *m, const struct qx_hc_weights *w)
-{
-    return mat_bytes(&w->down) + mat_bytes(&w->up) + mat_bytes(&w->inject)
-           + 4.0 * m->cfg->hc_count * m->cfg->hidden_size;
-}
-
-/* What each op of a decode step must read and write, by op. `unique`: experts a layer. */
-static void step_bytes(const struct qx_model *m, uint32_t rows, uint64_t depth, double unique,
-                       double expert_bytes, double by_op[QX_OP_COUNT])
-{
-    const struct qx_config *c = m->cfg;
-    memset(by_op, 0, QX_OP_COUNT * sizeof *by_op);
-    double elem = m->kv_bf16 ? 2.0 : 4.0, n = (double)depth + 1;
-    double attended = n < c->indexer_budget + 3.0 ? n : c->indexer_budget + (double)((uint64_t)n % 4);
-    for (uint32_t i = 0; i < c->n_layers; ++i) {
-        const struct qx_layer *l = &m->layers[i];
-        by_op[QX_OP_hc] += hc_bytes(m, &l->hc_attn) + hc_bytes(m, &l->hc_mlp);
-        by_op[QX_OP_moe_route] += mat_bytes(&l->moe.gate);
-        by_op[QX_OP_moe] += unique * expert_bytes + mat_bytes(&l->moe.s_gate) + mat_bytes(&l->moe.s_up)
-                            + mat_bytes(&l->moe.s_down) + mat_bytes(&l->moe.s_gate_vec);
-        if (l->type == QX_LAYER_GDN) {
-            by_op[QX_OP_linear] += mat_bytes(&l->gdn.qkv) + mat_bytes(&l->gdn.z) + mat_bytes(&l->gdn.b)
-                                   + mat_bytes(&l->gdn.a) + mat_bytes(&l->gdn.out);
-            by_op[QX_OP_gdn] += 8.0 * rows * c->gdn_v_heads * c->gdn_k_dim * c->gdn_v_dim;
-        } else {
-            by_op[QX_OP_linear] += mat_bytes(&l->qsa.q) + mat_bytes(&l->qsa.k) + mat_bytes(&l->qsa.v)
-                                   + mat_bytes(&l->qsa.index) + mat_bytes(&l->qsa.o);
-            by_op[QX_OP_qsa_attend] += rows * attended * 2 * c->n_kv_heads * c->head_dim * elem;
-            if (n > c->indexer_budget + 3.0) {
-                by_op[QX_OP_qsa_select] += rows * n / c->indexer_compress_ratio * c->indexer_head_dim * elem;
-            }
-        }
-        if (l->has_ple) {
-            by_op[QX_OP_linear] += mat_bytes(&l->ple.key) + mat_bytes(&l->ple.value);
-            by_op[QX_OP_ple_gather] += (double)rows * m->hash.n_heads * (double)(m->table.code_stride + m->table.scale_stride);
-        }
-    }
-    by_op[QX_OP_hc] += hc_bytes(m, &m->mixer);
-    by_op[QX_OP_linear] += mat_bytes(&m->head);
-}
-
-static int expert_size(struct qx_model *m, double *out, struct qx_error *err)
-{
-    struct qx_weight w[3];
-    const struct qx_moe_weights *e = &m->layers[0].moe;
-    if (m->be->download(m->q, &w[0], e->gates, sizeof *w) || m->be->download(m->q, &w[1], e->ups, sizeof *w)
-        || m->be->download(m->q, &w[2], e->downs, sizeof *w)) {
-        return qx_model_op_failed(m, "download", -1, err);
-    }
-    *out = mat_bytes(&w[0]);
-    int rc = m->be->wait(m->q, err);
-    *out = mat_bytes(&w[0]) + mat_bytes(&w[1]) + mat_bytes(&w[2]);
-    return rc;
 }
 
 /* ---- rows --------------------------------------------------------------------------------- */
@@ -246,28 +177,15 @@ int qx_bench_decode(struct qx_model *m, uint32_t streams, uint64_t depth, uint32
         }
         rc = count_experts(m, &b, &out->unique_experts, err);
     }
-    rc = rc ? rc : expert_size(m, &expert, err);
+    rc = rc ? rc : qx_expert_bytes(m, &expert, err);
     if (!rc) {
-        step_bytes(m, streams, depth + n / 2, out->unique_experts, expert, by_op);
+        qx_step_bytes(m, streams, depth + n / 2, out->unique_experts, expert, by_op);
         for (int i = 0; i < QX_OP_COUNT; ++i) {
             out->bytes += by_op[i];
         }
     }
     close_seqs(m, &b);
     return rc;
-}
-
-/* What one row of the draft head reads. */
-static double draft_bytes(const struct qx_model *m, double expert_bytes)
-{
-    const struct qx_layer *l = &m->mtp.layer;
-    struct qx_weight head = m->head;
-    head.rows = m->draft_vocab ? m->draft_vocab : head.rows;
-    return mat_bytes(&m->mtp.fc_embedding) + mat_bytes(&m->mtp.fc_hidden) + hc_bytes(m, &l->hc_attn)
-           + hc_bytes(m, &l->hc_mlp) + hc_bytes(m, &m->mtp.mixer) + mat_bytes(&l->qsa.q) + mat_bytes(&l->qsa.k)
-           + mat_bytes(&l->qsa.v) + mat_bytes(&l->qsa.index) + mat_bytes(&l->qsa.o) + mat_bytes(&l->moe.gate)
-           + m->cfg->n_experts_per_tok * expert_bytes + mat_bytes(&l->moe.s_gate) + mat_bytes(&l->moe.s_up)
-           + mat_bytes(&l->moe.s_down) + mat_bytes(&head);
 }
 
 int qx_bench_drafts(struct qx_model *m, uint32_t k, uint64_t depth, uint32_t n, uint32_t repeat,
@@ -308,16 +226,16 @@ int qx_bench_drafts(struct qx_model *m, uint32_t k, uint64_t depth, uint32_t n, 
             t[r - 1] = (now_s() - t0) / rounds;
         }
     }
-    rc = rc ? rc : expert_size(m, &expert, err);
+    rc = rc ? rc : qx_expert_bytes(m, &expert, err);
     if (!rc) {
         summarize(t, repeat, out);
         double miss = 1.0 - (double)m->cfg->n_experts_per_tok / m->cfg->n_experts;
         out->unique_experts = m->cfg->n_experts * (1.0 - pow(miss, k + 1.0));
-        step_bytes(m, k + 1, depth, out->unique_experts, expert, by_op);
+        qx_step_bytes(m, k + 1, depth, out->unique_experts, expert, by_op);
         for (int i = 0; i < QX_OP_COUNT; ++i) {
             out->bytes += by_op[i];
         }
-        out->bytes += k * draft_bytes(m, expert);
+        out->bytes += k * qx_draft_bytes(m, expert);
     }
     close_seqs(m, &b);
     return rc;
@@ -357,11 +275,11 @@ int qx_bench_prefill(struct qx_model *m, uint64_t n, uint32_t repeat, struct qx_
             t[r - 1] = now_s() - t0;
         }
     }
-    rc = rc ? rc : expert_size(m, &expert, err);
+    rc = rc ? rc : qx_expert_bytes(m, &expert, err);
     if (!rc) {
         summarize(t, repeat, out);
         /* every chunk reads all weights once, all experts */
-        step_bytes(m, 0, 0, (double)m->cfg->n_experts, expert, by_op);
+        qx_step_bytes(m, 0, 0, (double)m->cfg->n_experts, expert, by_op);
         for (int i = 0; i < QX_OP_COUNT; ++i) {
             out->bytes += by_op[i] * (double)qx_ceil_div(n, chunk);
         }
@@ -428,11 +346,11 @@ int qx_bench_ops(struct qx_model *m, uint32_t streams, uint64_t depth, struct qx
     }
     int rc = open_seqs(m, streams, depth + 8, &b, err);
     rc = rc ? rc : decode_steps(m, &b, depth, 1, err); /* leaves the control block as a step has it */
-    rc = rc ? rc : expert_size(m, &expert, err);
+    rc = rc ? rc : qx_expert_bytes(m, &expert, err);
     const struct qx_ops *all = m->be->ops;
     if (!rc) {
         double u = (double)m->cfg->n_experts;
-        step_bytes(m, streams, depth, u * (1.0 - __builtin_pow(1.0 - m->cfg->n_experts_per_tok / u, streams)), expert,
+        qx_step_bytes(m, streams, depth, u * (1.0 - __builtin_pow(1.0 - m->cfg->n_experts_per_tok / u, streams)), expert,
                    by_op);
     }
     for (int i = 0; i < QX_OP_COUNT && !rc; ++i) {

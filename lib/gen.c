@@ -1,5 +1,6 @@
 /* gen.c: one sequence as the caller sees it: prefill, generate, flush, reset. */
 #include "line.h"
+#include "step_bytes.h"
 
 #include "alloc.h"
 
@@ -134,6 +135,22 @@ int qx_gen_reset(struct qx_gen *g, struct qx_error *err)
     return 0;
 }
 
+/* Of a step of one row without drafts. */
+static int step_bytes(struct qx_model *m, uint64_t depth, uint64_t *out, struct qx_error *err)
+{
+    double expert, by_op[QX_OP_COUNT], sum = 0;
+    int rc = qx_expert_bytes(m, &expert, err);
+    if (rc) {
+        return rc;
+    }
+    qx_step_bytes(m, 1, depth, m->cfg->n_experts_per_tok, expert, by_op);
+    for (int i = 0; i < QX_OP_COUNT; ++i) {
+        sum += by_op[i];
+    }
+    *out = (uint64_t)sum;
+    return 0;
+}
+
 int qx_gen_generate(struct qx_gen *g, const struct qx_gen_params *p, struct qx_gen_stats *stats,
                     struct qx_error *err)
 {
@@ -159,7 +176,9 @@ int qx_gen_generate(struct qx_gen *g, const struct qx_gen_params *p, struct qx_g
     if (line.stats.n_tokens && !line.stats.decode_ns) {
         line.stats.decode_ns = qx_now_ns() - line.t_first_ns;
     }
-    line.stats.bytes_per_step = g->m->info.weight_bytes;
+    if (!rc) {
+        rc = step_bytes(g->m, s->n_done, &line.stats.bytes_per_step, err);
+    }
     if (stats) {
         *stats = line.stats;
     }

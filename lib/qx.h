@@ -357,7 +357,7 @@ struct qx_gen_stats {
     uint64_t rounds;            /* steps of the main model after the first token */
     uint64_t drafted, accepted; /* draft tokens proposed and kept */
     uint64_t drafted_at[QX_DRAFT_MAX], accepted_at[QX_DRAFT_MAX]; /* by place in the chain */
-    uint64_t bytes_per_step;    /* weights and caches that one step reads, estimated */
+    uint64_t bytes_per_step;    /* that a step of one row without drafts must read and write */
 };
 
 /* What tests and --logits look at. Rows come in ascending position order and once a position; the

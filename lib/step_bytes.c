@@ -1,0 +1,83 @@
+/* step_bytes.c: see step_bytes.h. */
+#include "step_bytes.h"
+
+#include <string.h>
+
+static double mat_bytes(const struct qx_weight *w)
+{
+    double n = (double)w->rows * w->cols;
+    switch (w->fmt) {
+    case QX_W_NVFP4: return n * 0.5625;
+    case QX_W_MXFP8: return n * (1.0 + 1.0 / 32);
+    case QX_W_FP8: case QX_W_FP8_BLOCK: return n;
+    case QX_W_F32: return n * 4;
+    case QX_W_NONE: return 0;
+    default: return n * 2;
+    }
+}
+
+static double hc_bytes(const struct qx_model *m, const struct qx_hc_weights *w)
+{
+    return mat_bytes(&w->down) + mat_bytes(&w->up) + mat_bytes(&w->inject)
+           + 4.0 * m->cfg->hc_count * m->cfg->hidden_size;
+}
+
+void qx_step_bytes(const struct qx_model *m, uint32_t rows, uint64_t depth, double unique,
+                   double expert_bytes, double by_op[QX_OP_COUNT])
+{
+    const struct qx_config *c = m->cfg;
+    memset(by_op, 0, QX_OP_COUNT * sizeof *by_op);
+    double elem = m->kv_bf16 ? 2.0 : 4.0, n = (double)depth + 1;
+    double attended = n < c->indexer_budget + 3.0 ? n : c->indexer_budget + (double)((uint64_t)n % 4);
+    for (uint32_t i = 0; i < c->n_layers; ++i) {
+        const struct qx_layer *l = &m->layers[i];
+        by_op[QX_OP_hc] += hc_bytes(m, &l->hc_attn) + hc_bytes(m, &l->hc_mlp);
+        by_op[QX_OP_moe_route] += mat_bytes(&l->moe.gate);
+        by_op[QX_OP_moe] += unique * expert_bytes + mat_bytes(&l->moe.s_gate) + mat_bytes(&l->moe.s_up)
+                            + mat_bytes(&l->moe.s_down) + mat_bytes(&l->moe.s_gate_vec);
+        if (l->type == QX_LAYER_GDN) {
+            by_op[QX_OP_linear] += mat_bytes(&l->gdn.qkv) + mat_bytes(&l->gdn.z) + mat_bytes(&l->gdn.b)
+                                   + mat_bytes(&l->gdn.a) + mat_bytes(&l->gdn.out);
+            by_op[QX_OP_gdn] += 8.0 * rows * c->gdn_v_heads * c->gdn_k_dim * c->gdn_v_dim;
+        } else {
+            by_op[QX_OP_linear] += mat_bytes(&l->qsa.q) + mat_bytes(&l->qsa.k) + mat_bytes(&l->qsa.v)
+                                   + mat_bytes(&l->qsa.index) + mat_bytes(&l->qsa.o);
+            by_op[QX_OP_qsa_attend] += rows * attended * 2 * c->n_kv_heads * c->head_dim * elem;
+            if (n > c->indexer_budget + 3.0) {
+                by_op[QX_OP_qsa_select] += rows * n / c->indexer_compress_ratio * c->indexer_head_dim * elem;
+            }
+        }
+        if (l->has_ple) {
+            by_op[QX_OP_linear] += mat_bytes(&l->ple.key) + mat_bytes(&l->ple.value);
+            by_op[QX_OP_ple_gather] += (double)rows * m->hash.n_heads * (double)(m->table.code_stride + m->table.scale_stride);
+        }
+    }
+    by_op[QX_OP_hc] += hc_bytes(m, &m->mixer);
+    by_op[QX_OP_linear] += mat_bytes(&m->head);
+}
+
+int qx_expert_bytes(struct qx_model *m, double *out, struct qx_error *err)
+{
+    struct qx_weight w[3];
+    const struct qx_moe_weights *e = &m->layers[0].moe;
+    if (m->be->download(m->q, &w[0], e->gates, sizeof *w) || m->be->download(m->q, &w[1], e->ups, sizeof *w)
+        || m->be->download(m->q, &w[2], e->downs, sizeof *w)) {
+        return qx_model_op_failed(m, "download", -1, err);
+    }
+    int rc = m->be->wait(m->q, err);
+    *out = mat_bytes(&w[0]) + mat_bytes(&w[1]) + mat_bytes(&w[2]);
+    return rc;
+}
+
+/* What one row of the draft head reads. */
+double qx_draft_bytes(const struct qx_model *m, double expert_bytes)
+{
+    const struct qx_layer *l = &m->mtp.layer;
+    struct qx_weight head = m->head;
+    head.rows = m->draft_vocab ? m->draft_vocab : head.rows;
+    return mat_bytes(&m->mtp.fc_embedding) + mat_bytes(&m->mtp.fc_hidden) + hc_bytes(m, &l->hc_attn)
+           + hc_bytes(m, &l->hc_mlp) + hc_bytes(m, &m->mtp.mixer) + mat_bytes(&l->qsa.q) + mat_bytes(&l->qsa.k)
+           + mat_bytes(&l->qsa.v) + mat_bytes(&l->qsa.index) + mat_bytes(&l->qsa.o) + mat_bytes(&l->moe.gate)
+           + m->cfg->n_experts_per_tok * expert_bytes + mat_bytes(&l->moe.s_gate) + mat_bytes(&l->moe.s_up)
+           + mat_bytes(&l->moe.s_down) + mat_bytes(&head);
+}
