@@ -37,6 +37,9 @@ class Terminal:
         return b""
 
     def send(self, text):
+        # The prompt is written before the terminal is switched; what is typed in between is echoed twice,
+        # and an end of input is lost.
+        time.sleep(0.7)
         os.write(self.fd, text.encode())
 
     def leave(self):

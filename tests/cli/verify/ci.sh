@@ -38,4 +38,5 @@ get report.json "[(f['kind'], f['file']) for f in d['findings'] if f['severity']
 
 # A pattern that matches nothing must not look like a pass.
 qx verify good -t 'no.such.*' -q 2> err
-[ $? = 3 ] || echo "a pattern without a match: exit $?"
+rc=$?
+[ $rc = 3 ] || echo "a pattern without a match: exit $rc"
