@@ -30,8 +30,6 @@ struct qx_backend {
     const char *name;          /* "cpu", "cuda" */
     int device;                /* index */
     bool host_memory;          /* device pointers are host pointers: weights may stay mapped */
-    bool precise;              /* set by the caller: no op may round activations below f32 precision; the
-                                  CUDA backend never does */
     const struct qx_ops *ops;
 
     int (*info)(struct qx_backend *be, struct qx_device_info *out, struct qx_error *err);

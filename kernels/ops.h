@@ -6,7 +6,11 @@
  * everything that changes from step to step is read from device memory. Outputs do not alias inputs
  * unless said. A row with pos < 0 is idle: ops neither read its state nor write any; its outputs are
  * undefined but finite-safe to compute on. The reference sums in double and rounds once to f32 per
- * stored value. NaN in inputs propagates; nothing is clamped. Rules of order (ties, summation over
+ * stored value. Where an op has act_bf16, set means: inputs of its matrix products are first rounded to
+ * bfloat16 (nearest even), as are its own intermediate inputs of later products; what does not enter a
+ * matrix product stays f32. Where it has prompt, set means: the rows are a prompt's, many at a time, and
+ * a backend may sum in another fixed order than for the rows of decoding; with prompt clear a row's bits
+ * do not depend on how many rows the step has. NaN in inputs propagates; nothing is clamped. Rules of order (ties, summation over
  * experts) are stated where they matter. Section numbers are those of the model description. */
 #ifndef QX_OPS_H
 #define QX_OPS_H
@@ -111,6 +115,8 @@ struct qx_op_hc {
     float eps;
     float *m;                    /* [n_rows, hidden] or NULL */
     float *inj_out;              /* [n_rows, C]; may not alias inj_in */
+    bool act_bf16;               /* n (for down and inject) and lo */
+    bool prompt;
     float *scratch;              /* n_rows * (C * hidden + rank) floats */
 };
 
@@ -123,7 +129,7 @@ struct qx_op_linear {
     uint64_t x_stride, y_stride; /* elements */
     struct qx_weight w[QX_LINEAR_MAX];
     float *y;                    /* [n_rows, y_stride] */
-    bool acc;
+    bool acc, act_bf16, prompt;
 };
 
 /* y = Z(x; w) over groups: row = n_groups runs of `group`; weight [n_groups * group]; 1 + w (2). */
@@ -153,6 +159,7 @@ struct qx_op_gdn {
     float *out;                  /* [n_rows, v_heads * v_dim] */
     float *scratch;              /* n_rows * (channels + 2 * v_heads) floats */
     uint32_t chunk;              /* reference: 0/1 recurrent, else chunked form with this length */
+    bool prompt;
 };
 
 /* Rotary table: freq[i] for pair i (f32), scale multiplies cos and sin (yarn; 1 otherwise). */
@@ -190,6 +197,7 @@ struct qx_op_qsa_select {
     float *scores;               /* scratch [n_rows, max_blocks] */
     int32_t *block;              /* [n_rows, budget_blocks] */
     int32_t *n_block;            /* [n_rows] */
+    bool prompt;
 };
 
 /* Attention over the selected blocks and the tail, in causal order, output gate applied (6.2):
@@ -204,6 +212,8 @@ struct qx_op_qsa_attend {
     const int32_t *block, *n_block;
     float *o;                    /* [n_rows, n_heads * head_dim] */
     float *scratch;              /* n_rows * n_heads * (head_dim + 2) * QX_ATTEND_SPLITS floats */
+    bool act_bf16;               /* a backend may round q and the probabilities; the reference does not */
+    bool prompt;
 };
 #define QX_ATTEND_SPLITS 16
 
@@ -217,6 +227,7 @@ struct qx_op_moe_route {
     float *logits;               /* scratch [n_rows, n_experts] */
     int32_t *expert;             /* [n_rows, k] */
     float *weight;               /* [n_rows, k] */
+    bool prompt;                 /* the logits are f32 all the same: a rounded input would pick others */
 };
 
 /* Experts of a layer: descriptors in device memory. */
@@ -238,6 +249,8 @@ struct qx_op_moe {
     float *y;                    /* [n_rows, hidden] */
     float *scratch;              /* n_rows * (k * (inter + hidden) + s_inter + hidden + 1) floats */
     int32_t *iscratch;           /* n_rows * k + 3 * n_experts + 8 ints, for grouping rows by expert */
+    bool act_bf16;               /* m (not for s_gate_vec) and the inputs of down */
+    bool prompt;
 };
 
 /* Row ids of the n-gram table (7.2). The two (ngram_size - 1) previous ids come from earlier rows of

@@ -153,7 +153,8 @@ struct qx_model {
     struct qx_budget budget;
     struct qx_model_info info;
     struct qx_plan_part parts[16];
-    bool kv_bf16;
+    bool kv_bf16, act_bf16;     /* ops.h */
+    bool prompt;                /* the ops being issued read a prompt (ops.h) */
 
     struct qx_weight embed, head;
     struct qx_layer *layers;    /* [n_layers] */

@@ -17,6 +17,7 @@ struct step_plan {
     enum step_kind kind;
     uint32_t n_rows, n_logits;
     bool all_rows;       /* logits of every row: no picking */
+    bool prompt;
     bool logits_to_host, values;
     bool penalties;
     uint32_t vocab;      /* rows of the head */
@@ -295,6 +296,7 @@ static int run_ops(struct qx_model *m, const struct step_plan *p, struct step_wa
     struct qx_buffers *b = &m->b;
     struct qx_pending pending = {0};
     c->step.n_rows = p->n_rows;
+    m->prompt = p->prompt;
     int rc = p->kind == STEP_FREE ? 0 : m->be->upload(m->q, c->dev, c->host, c->n_bytes);
     if (!rc && p->kind == STEP_MAIN && m->has_ple && m->place == QX_TABLE_DISK) {
         rc = m->be->upload(m->q, b->ple_e, b->host_ple_e, (size_t)p->n_rows * m->cfg->ple_embed_dim * 4);
@@ -338,7 +340,7 @@ static int run_step(struct qx_model *m, const struct step_plan *p, struct step_w
     }
     struct qx_graph_key key = {p->kind, p->n_rows, p->n_logits,
                                (uint32_t)p->all_rows | (uint32_t)p->logits_to_host << 1
-                                   | (uint32_t)p->values << 2};
+                                   | (uint32_t)p->values << 2 | (uint32_t)p->prompt << 3};
     struct qx_graph *g = NULL;
     for (uint32_t i = 0; i < m->n_graphs && !g; ++i) {
         g = memcmp(&m->graphs[i].key, &key, sizeof key) == 0 ? &m->graphs[i] : NULL;
@@ -391,7 +393,7 @@ static struct step_plan make_plan(const struct qx_model *m, enum step_kind kind,
 {
     bool draft = (kind == STEP_MTP || kind == STEP_CHAIN) && !w->logits_to_host;
     struct step_plan p = {.vocab = draft && m->draft_vocab ? m->draft_vocab : m->cfg->vocab_size,
-                          .kind = kind, .n_rows = n, .n_logits = w->n_logits, .all_rows = w->n_logits == n,
+                          .kind = kind, .prompt = n > GRAPH_MAX_ROWS, .n_rows = n, .n_logits = w->n_logits, .all_rows = w->n_logits == n,
                           .logits_to_host = w->logits_to_host && w->n_logits, .values = w->values,
                           .penalties = want_penalties(w)};
     return p;

@@ -12,7 +12,8 @@ int qx_graph_attn(struct qx_model *m, const struct qx_layer *l, const struct qx_
     struct qx_kv kv = {.k = cache->k, .v = cache->v, .raw = cache->raw, .pooled = cache->pooled,
                        .page_table = m->page_table_dev, .page_tokens = m->budget.page_tokens,
                        .max_pages = m->budget.max_pages, .bf16 = m->kv_bf16};
-    QX_RUN(m, linear, (&(struct qx_op_linear){.n_rows = s->n_rows, .n_weights = 4, .x = in,
+    QX_RUN(m, linear, (&(struct qx_op_linear){.act_bf16 = m->act_bf16, .prompt = m->prompt,
+                                              .n_rows = s->n_rows, .n_weights = 4, .x = in,
                                               .x_stride = c->hidden_size, .y_stride = width,
                                               .w = {w->q, w->k, w->v, w->index}, .y = b->proj}), err);
     QX_RUN(m, qsa_prepare, (&(struct qx_op_qsa_prepare){
@@ -27,14 +28,17 @@ int qx_graph_attn(struct qx_model *m, const struct qx_layer *l, const struct qx_
                               .step = s, .i_heads = c->indexer_n_heads, .i_dim = c->indexer_head_dim,
                               .ratio = c->indexer_compress_ratio, .budget_blocks = m->budget.budget_blocks,
                               .iq = b->iq, .kv = kv, .max_blocks = m->budget.max_blocks,
-                              .scores = b->scores, .block = b->block, .n_block = b->n_block}), err);
+                              .scores = b->scores, .block = b->block, .n_block = b->n_block,
+                              .prompt = m->prompt}), err);
     QX_RUN(m, qsa_attend, (&(struct qx_op_qsa_attend){
                               .step = s, .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads,
                               .head_dim = c->head_dim, .ratio = c->indexer_compress_ratio,
                               .budget_blocks = m->budget.budget_blocks, .q = b->q, .in = b->proj,
                               .in_stride = width, .kv = kv, .block = b->block, .n_block = b->n_block,
-                              .o = b->mixed, .scratch = b->scratch}), err);
-    QX_RUN(m, linear, (&(struct qx_op_linear){.n_rows = s->n_rows, .n_weights = 1, .x = b->mixed,
+                              .o = b->mixed, .scratch = b->scratch, .act_bf16 = m->act_bf16,
+                              .prompt = m->prompt}), err);
+    QX_RUN(m, linear, (&(struct qx_op_linear){.act_bf16 = m->act_bf16, .prompt = m->prompt,
+                                              .n_rows = s->n_rows, .n_weights = 1, .x = b->mixed,
                                               .x_stride = (uint64_t)c->n_heads * c->head_dim,
                                               .y_stride = c->hidden_size, .w = {w->o}, .y = y}), err);
     return 0;

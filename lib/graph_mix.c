@@ -23,6 +23,8 @@ static struct qx_op_hc hc_args(const struct qx_model *m, uint32_t n_rows, float 
         .inj_in = p->inj,
         .eps = (float)m->cfg->rms_norm_eps,
         .scratch = m->b.scratch,
+        .act_bf16 = m->act_bf16,
+        .prompt = m->prompt,
     };
 }
 
@@ -59,6 +61,7 @@ int qx_graph_head(struct qx_model *m, const struct qx_hc_weights *mixer, uint32_
     const struct qx_config *c = m->cfg;
     float *from = x;
     int rc;
+    m->prompt = false; /* few rows, whatever the step was */
     if (pick) {
         /* The whole step's write-back first, then only the wanted rows through the mixer. */
         if ((rc = qx_graph_flush(m, n_rows, x, pending, err)) != 0) {
@@ -73,7 +76,8 @@ int qx_graph_head(struct qx_model *m, const struct qx_hc_weights *mixer, uint32_
     }
     struct qx_weight head = m->head;
     head.rows = vocab;
-    QX_RUN(m, linear, (&(struct qx_op_linear){.n_rows = n_logits, .n_weights = 1, .x = m->b.h,
+    QX_RUN(m, linear, (&(struct qx_op_linear){.act_bf16 = m->act_bf16, .prompt = m->prompt,
+                                              .n_rows = n_logits, .n_weights = 1, .x = m->b.h,
                                               .x_stride = c->hidden_size, .y_stride = vocab, .w = {head},
                                               .y = m->b.logits}), err);
     return 0;
@@ -138,14 +142,16 @@ int qx_graph_mtp(struct qx_model *m, const struct qx_step *s, const float *wide,
     QX_RUN(m, rmsnorm, (&(struct qx_op_rmsnorm){.n_rows = s->n_rows, .n_groups = 1, .group = c->hidden_size,
                                                 .x = b->e2, .w = t->norm_embedding,
                                                 .eps = (float)c->rms_norm_eps, .y = b->e2}), err);
-    QX_RUN(m, linear, (&(struct qx_op_linear){.n_rows = s->n_rows, .n_weights = 1, .x = b->e2,
+    QX_RUN(m, linear, (&(struct qx_op_linear){.act_bf16 = m->act_bf16, .prompt = m->prompt,
+                                              .n_rows = s->n_rows, .n_weights = 1, .x = b->e2,
                                               .x_stride = c->hidden_size, .y_stride = c->hidden_size,
                                               .w = {t->fc_embedding}, .y = b->e}), err);
     /* One statistic over the whole wide row, then the same matrix for each stream. */
     QX_RUN(m, rmsnorm, (&(struct qx_op_rmsnorm){.n_rows = s->n_rows, .n_groups = 1, .group = n_wide,
                                                 .x = wide, .w = t->norm_hidden,
                                                 .eps = (float)c->rms_norm_eps, .y = b->scratch}), err);
-    QX_RUN(m, linear, (&(struct qx_op_linear){.n_rows = s->n_rows * c->hc_count, .n_weights = 1,
+    QX_RUN(m, linear, (&(struct qx_op_linear){.act_bf16 = m->act_bf16, .prompt = m->prompt,
+                                              .n_rows = s->n_rows * c->hc_count, .n_weights = 1,
                                               .x = b->scratch, .x_stride = c->hidden_size,
                                               .y_stride = c->hidden_size, .w = {t->fc_hidden},
                                               .y = out}), err);

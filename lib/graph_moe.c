@@ -11,7 +11,7 @@ int qx_graph_moe(struct qx_model *m, const struct qx_layer *l, uint32_t n_rows, 
                              .n_rows = n_rows, .hidden = c->hidden_size, .n_experts = c->n_experts,
                              .k = c->n_experts_per_tok, .norm = c->norm_topk_prob, .m = in,
                              .gate = w->gate, .logits = b->route_logits, .expert = b->expert,
-                             .weight = b->route}), err);
+                             .weight = b->route, .prompt = m->prompt}), err);
     QX_RUN(m, moe, (&(struct qx_op_moe){
                        .n_rows = n_rows, .k = c->n_experts_per_tok, .m = in, .expert = b->expert,
                        .weight = b->route,
@@ -20,6 +20,7 @@ int qx_graph_moe(struct qx_model *m, const struct qx_layer *l, uint32_t n_rows, 
                                    .inter = c->moe_intermediate_size},
                        .s_gate = w->s_gate, .s_up = w->s_up, .s_down = w->s_down,
                        .s_gate_vec = w->s_gate_vec, .s_inter = c->shared_expert_intermediate_size, .y = y,
-                       .scratch = b->scratch, .iscratch = b->iscratch}), err);
+                       .scratch = b->scratch, .iscratch = b->iscratch, .act_bf16 = m->act_bf16,
+                       .prompt = m->prompt}), err);
     return 0;
 }

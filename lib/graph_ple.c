@@ -20,10 +20,12 @@ int qx_graph_ple(struct qx_model *m, const struct qx_layer *l, const struct qx_s
                                                           .n = s->n_rows * m->hash.n_heads,
                                                           .out = b->ple_e}), err);
     }
-    QX_RUN(m, linear, (&(struct qx_op_linear){.n_rows = s->n_rows, .n_weights = 1, .x = b->ple_e,
+    QX_RUN(m, linear, (&(struct qx_op_linear){.act_bf16 = m->act_bf16, .prompt = m->prompt,
+                                              .n_rows = s->n_rows, .n_weights = 1, .x = b->ple_e,
                                               .x_stride = c->ple_embed_dim, .y_stride = wide,
                                               .w = {w->key}, .y = b->ple_key}), err);
-    QX_RUN(m, linear, (&(struct qx_op_linear){.n_rows = s->n_rows, .n_weights = 1, .x = b->ple_e,
+    QX_RUN(m, linear, (&(struct qx_op_linear){.act_bf16 = m->act_bf16, .prompt = m->prompt,
+                                              .n_rows = s->n_rows, .n_weights = 1, .x = b->ple_e,
                                               .x_stride = c->ple_embed_dim, .y_stride = c->hidden_size,
                                               .w = {w->value}, .y = b->ple_value}), err);
     QX_RUN(m, ple, (&(struct qx_op_ple){

@@ -310,8 +310,7 @@ int qx_model_load(struct qx_model **out, const struct qx_ckpt *ck, const struct 
     if (rc) {
         goto out;
     }
-    m->be->precise = opts->precise;
-    m->kv_bf16 = !m->be->host_memory && !opts->precise;
+    m->kv_bf16 = m->act_bf16 = !m->be->host_memory && !opts->precise;
     m->gdn_chunk = m->be->host_memory ? 0 : 64;
     m->draft_vocab = opts->draft_vocab && opts->draft_vocab < m->cfg->vocab_size ? opts->draft_vocab
                                                                                   : m->cfg->vocab_size;

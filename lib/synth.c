@@ -319,8 +319,7 @@ static int make(struct synth *s, const struct qx_model_opts *o, struct qx_error 
     TRY(qx_model_describe(m, err));
     TRY(qx_model_open_device(m, o, err));
     TRY(m->be->queue_create(m->be, &m->q, err));
-    m->be->precise = o->precise;
-    m->kv_bf16 = !m->be->host_memory && !o->precise;
+    m->kv_bf16 = m->act_bf16 = !m->be->host_memory && !o->precise;
     m->mtp.loaded = (o->mtp || o->draft_max) && m->cfg->n_mtp_layers > 0;
     s->counting = true;
     TRY(synth_all(s, err));

@@ -36,14 +36,14 @@ uint32_t ref_seg_len(const struct qx_weight *w);
 double ref_decode_seg(const struct qx_weight *w, uint32_t r, uint32_t c0, uint32_t n, float *out);
 
 /* acc[j][i] = row (r0 + j) of w . x row of index i, for nr <= REF_BLOCK rows and nx <= REF_TILE inputs.
- * Input i is x + (idx ? idx[i] / div : i) * stride. */
+ * Input i is x + (idx ? idx[i] / div : i) * stride; with bf16 its values are rounded first. */
 void ref_block(const struct qx_queue *q, const struct qx_weight *w, uint32_t r0, uint32_t nr,
-               const float *x, uint64_t stride, const int32_t *idx, uint32_t div, uint32_t nx,
+               const float *x, uint64_t stride, const int32_t *idx, uint32_t div, uint32_t nx, bool bf16,
                double acc[REF_BLOCK][REF_TILE]);
 
 /* y[i, :] (+)= w x[i, :] on the workers. */
 void ref_matmul(const struct qx_queue *q, const struct qx_weight *w, const float *x, uint64_t x_stride,
-                uint32_t n_rows, float *y, uint64_t y_stride, bool acc);
+                uint32_t n_rows, float *y, uint64_t y_stride, bool acc, bool bf16);
 
 /* One element of a stored row of a table. */
 void ref_table_row(const struct qx_table_desc *t, int64_t row, float *out);

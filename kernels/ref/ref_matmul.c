@@ -54,10 +54,10 @@ double ref_dot_avx2(const float *a, const float *b, uint32_t n)
 #endif
 
 void ref_block(const struct qx_queue *q, const struct qx_weight *w, uint32_t r0, uint32_t nr,
-               const float *x, uint64_t stride, const int32_t *idx, uint32_t div, uint32_t nx,
+               const float *x, uint64_t stride, const int32_t *idx, uint32_t div, uint32_t nx, bool bf16,
                double acc[REF_BLOCK][REF_TILE])
 {
-    float row[REF_BLOCK][REF_SEG];
+    float row[REF_BLOCK][REF_SEG], rounded[REF_SEG];
     double factor[REF_BLOCK];
     uint32_t seg = ref_seg_len(w);
     for (uint32_t j = 0; j < nr; ++j) {
@@ -73,6 +73,12 @@ void ref_block(const struct qx_queue *q, const struct qx_weight *w, uint32_t r0,
         for (uint32_t i = 0; i < nx; ++i) {
             uint64_t at = idx ? (uint64_t)((uint32_t)idx[i] / div) : i;
             const float *xi = x + at * stride + c;
+            if (bf16) {
+                for (uint32_t k = 0; k < n; ++k) {
+                    rounded[k] = qx_bf16_to_f32(qx_f32_to_bf16(xi[k]));
+                }
+                xi = rounded;
+            }
             for (uint32_t j = 0; j < nr; ++j) {
                 acc[j][i] += factor[j] * q->dot(row[j], xi, n);
             }
@@ -86,7 +92,7 @@ struct matmul_job {
     uint64_t x_stride, y_stride;
     uint32_t n_rows;
     float *y;
-    bool acc;
+    bool acc, bf16;
 };
 
 static void matmul_block(const struct qx_queue *q, void *user, uint64_t b)
@@ -97,7 +103,8 @@ static void matmul_block(const struct qx_queue *q, void *user, uint64_t b)
     double acc[REF_BLOCK][REF_TILE];
     for (uint32_t i0 = 0; i0 < m->n_rows; i0 += REF_TILE) {
         uint32_t nx = m->n_rows - i0 < REF_TILE ? m->n_rows - i0 : REF_TILE;
-        ref_block(q, m->w, r0, nr, m->x + i0 * m->x_stride, m->x_stride, NULL, 1, nx, acc);
+        ref_block(q, m->w, r0, nr, m->x + i0 * m->x_stride, m->x_stride, NULL, 1, nx,
+                  m->bf16, acc);
         for (uint32_t i = 0; i < nx; ++i) {
             float *y = m->y + (i0 + i) * m->y_stride + r0;
             for (uint32_t j = 0; j < nr; ++j) {
@@ -108,9 +115,9 @@ static void matmul_block(const struct qx_queue *q, void *user, uint64_t b)
 }
 
 void ref_matmul(const struct qx_queue *q, const struct qx_weight *w, const float *x, uint64_t x_stride,
-                uint32_t n_rows, float *y, uint64_t y_stride, bool acc)
+                uint32_t n_rows, float *y, uint64_t y_stride, bool acc, bool bf16)
 {
-    struct matmul_job m = {w, x, x_stride, y_stride, n_rows, y, acc};
+    struct matmul_job m = {w, x, x_stride, y_stride, n_rows, y, acc, bf16};
     ref_for(q, qx_ceil_div(w->rows, REF_BLOCK), (uint64_t)REF_BLOCK * w->cols * n_rows, matmul_block, &m);
 }
 
@@ -118,7 +125,8 @@ int ref_linear(struct qx_queue *q, const struct qx_op_linear *a)
 {
     uint64_t off = 0;
     for (uint32_t j = 0; j < a->n_weights; ++j) {
-        ref_matmul(q, &a->w[j], a->x, a->x_stride, a->n_rows, a->y + off, a->y_stride, a->acc);
+        ref_matmul(q, &a->w[j], a->x, a->x_stride, a->n_rows, a->y + off, a->y_stride, a->acc,
+                   a->act_bf16);
         off += a->w[j].rows;
     }
     return 0;

@@ -45,7 +45,7 @@ static void route_row(const struct qx_queue *q, void *user, uint64_t r)
 
 int ref_moe_route(struct qx_queue *q, const struct qx_op_moe_route *a)
 {
-    ref_matmul(q, &a->gate, a->m, a->hidden, a->n_rows, a->logits, a->n_experts, false);
+    ref_matmul(q, &a->gate, a->m, a->hidden, a->n_rows, a->logits, a->n_experts, false, false);
     ref_for(q, a->n_rows, (uint64_t)a->n_experts * 4, route_row, (void *)(uintptr_t)a);
     return 0;
 }
@@ -67,8 +67,10 @@ static void moe_gate_up(const struct qx_queue *q, void *user, uint64_t t)
     for (int32_t p = j->start[e]; p < j->start[e + 1]; p += REF_TILE) {
         int32_t left = j->start[e + 1] - p;
         uint32_t nx = left < REF_TILE ? (uint32_t)left : REF_TILE;
-        ref_block(q, &a->experts.gate[e], r0, nr, a->m, a->experts.hidden, j->pair + p, a->k, nx, g);
-        ref_block(q, &a->experts.up[e], r0, nr, a->m, a->experts.hidden, j->pair + p, a->k, nx, u);
+        ref_block(q, &a->experts.gate[e], r0, nr, a->m, a->experts.hidden, j->pair + p, a->k, nx,
+                  a->act_bf16, g);
+        ref_block(q, &a->experts.up[e], r0, nr, a->m, a->experts.hidden, j->pair + p, a->k, nx,
+                  a->act_bf16, u);
         for (uint32_t i = 0; i < nx; ++i) {
             float *h = j->h + (size_t)j->pair[(uint32_t)p + i] * a->experts.inter + r0;
             for (uint32_t r = 0; r < nr; ++r) {
@@ -88,7 +90,8 @@ static void moe_down(const struct qx_queue *q, void *user, uint64_t t)
     for (int32_t p = j->start[e]; p < j->start[e + 1]; p += REF_TILE) {
         int32_t left = j->start[e + 1] - p;
         uint32_t nx = left < REF_TILE ? (uint32_t)left : REF_TILE;
-        ref_block(q, &a->experts.down[e], r0, nr, j->h, a->experts.inter, j->pair + p, 1, nx, y);
+        ref_block(q, &a->experts.down[e], r0, nr, j->h, a->experts.inter, j->pair + p, 1, nx,
+                  a->act_bf16, y);
         for (uint32_t i = 0; i < nx; ++i) {
             float *d = j->d + (size_t)j->pair[(uint32_t)p + i] * a->experts.hidden + r0;
             for (uint32_t r = 0; r < nr; ++r) {
@@ -108,8 +111,8 @@ static void moe_shared(const struct qx_queue *q, void *user, uint64_t b)
     for (uint32_t i0 = 0; i0 < a->n_rows; i0 += REF_TILE) {
         uint32_t nx = a->n_rows - i0 < REF_TILE ? a->n_rows - i0 : REF_TILE;
         const float *m = a->m + (size_t)i0 * a->experts.hidden;
-        ref_block(q, &a->s_gate, r0, nr, m, a->experts.hidden, NULL, 1, nx, g);
-        ref_block(q, &a->s_up, r0, nr, m, a->experts.hidden, NULL, 1, nx, u);
+        ref_block(q, &a->s_gate, r0, nr, m, a->experts.hidden, NULL, 1, nx, a->act_bf16, g);
+        ref_block(q, &a->s_up, r0, nr, m, a->experts.hidden, NULL, 1, nx, a->act_bf16, u);
         for (uint32_t i = 0; i < nx; ++i) {
             for (uint32_t r = 0; r < nr; ++r) {
                 j->sh[(size_t)(i0 + i) * a->s_inter + r0 + r] = (float)(ref_silu(g[r][i]) * u[r][i]);
@@ -175,8 +178,9 @@ int ref_moe(struct qx_queue *q, const struct qx_op_moe *a)
 
     ref_for(q, qx_ceil_div(a->s_inter, REF_BLOCK), 2ull * REF_BLOCK * x->hidden * a->n_rows, moe_shared,
             &j);
-    ref_matmul(q, &a->s_down, j.sh, a->s_inter, a->n_rows, j.sd, x->hidden, false);
-    ref_matmul(q, &a->s_gate_vec, a->m, x->hidden, a->n_rows, j.sg, 1, false);
+    ref_matmul(q, &a->s_down, j.sh, a->s_inter, a->n_rows, j.sd, x->hidden, false,
+               a->act_bf16);
+    ref_matmul(q, &a->s_gate_vec, a->m, x->hidden, a->n_rows, j.sg, 1, false, false);
     ref_for(q, a->n_rows, (uint64_t)x->hidden * (a->k + 1), moe_sum, &j);
     return 0;
 }

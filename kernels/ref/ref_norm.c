@@ -77,7 +77,7 @@ static void hc_mix(const struct qx_queue *q, void *user, uint64_t block)
         memset(sum, 0, sizeof sum);
         for (uint32_t c = 0; c < cs; ++c) {
             ref_block(q, &a->up, c * h + d0, nd, job->lo + (size_t)i0 * a->rank, a->rank, NULL, 1, nx,
-                      acc);
+                      a->act_bf16, acc);
             for (uint32_t j = 0; j < nd; ++j) {
                 for (uint32_t i = 0; i < nx; ++i) {
                     double n = (double)job->n[((size_t)(i0 + i) * cs + c) * h + d0 + j];
@@ -101,14 +101,15 @@ int ref_hc(struct qx_queue *q, const struct qx_op_hc *a)
     if (!a->m) {
         return 0;
     }
-    ref_matmul(q, &a->down, job.n, wide, a->n_rows, job.lo, a->rank, false);
+    ref_matmul(q, &a->down, job.n, wide, a->n_rows, job.lo, a->rank, false, a->act_bf16);
     for (size_t i = 0; i < (size_t)a->n_rows * a->rank; ++i) {
         job.lo[i] = (float)ref_silu((double)job.lo[i] / a->n_streams);
     }
     ref_for(q, qx_ceil_div(a->hidden, REF_BLOCK),
             (uint64_t)REF_BLOCK * a->n_streams * (a->rank + 16) * a->n_rows, hc_mix, &job);
     if (a->inject.fmt != QX_W_NONE) {
-        ref_matmul(q, &a->inject, job.n, wide, a->n_rows, a->inj_out, a->n_streams, false);
+        ref_matmul(q, &a->inject, job.n, wide, a->n_rows, a->inj_out, a->n_streams, false,
+                   a->act_bf16);
         for (size_t i = 0; i < (size_t)a->n_rows * a->n_streams; ++i) {
             a->inj_out[i] = (float)(2.0 * ref_sigmoid((double)a->inj_out[i] / a->n_streams));
         }

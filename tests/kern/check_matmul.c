@@ -5,21 +5,32 @@
 #include <math.h>
 #include <string.h>
 
+/* Bits of a variant: inputs of products rounded to bf16; rows of a prompt. */
+#define ACT_BF16 (1 << 20)
+#define PROMPT (1 << 21)
+/* Error of a product whose inputs are computed values rounded to bf16: where kernel and reference, each
+ * within 1e-6, lie on two sides of a rounding boundary (a share of 2e-6 / 2^-8 of the values), they differ by
+ * 2^-8: 2^-8 sqrt(5e-4) = 9e-5 of the whole; twice that. */
+#define BOUND_ROUNDED 1.8e-4
+
 static const uint8_t formats[] = {QX_W_BF16, QX_W_FP8, QX_W_FP8_BLOCK, QX_W_MXFP8, QX_W_NVFP4, QX_W_F16, QX_W_F32};
 
-/* variant: format + 8 * shape + 128 * kind */
+/* variant: format + 8 * shape + 128 * kind, + ACT_BF16, + PROMPT */
 static void linear(struct kern_ctx *c, int v)
 {
     static const uint32_t shapes[][3] = {/* rows of x, rows, columns */
         {1, 16, 64}, {1, 100, 2560}, {2, 33, 640}, {3, 17, 320}, {5, 128, 160}, {8, 50, 6144}, {9, 20, 96},
         {17, 130, 256}, {40, 257, 2560}, {200, 129, 640}, {1, 1, 32}, {130, 64, 6144}};
+    bool act = v & ACT_BF16, prompt = v & PROMPT;
+    v &= ACT_BF16 - 1;
     uint8_t f = formats[v % 8];
     const uint32_t *s = shapes[v / 8 % 16];
     struct qx_weight w = kern_weight(c, f, s[1], s[2], v / 128);
     float *x = kern_f32(c, (size_t)s[0] * s[2], 1.0f), *y = kern_new(c, (size_t)s[0] * s[1] * 4);
-    kern_out(c, "y", 'f', y, (size_t)s[0] * s[1], s[0] > 16 && !c->be->precise && !c->be->host_memory ? 0 : 0);
-    kern_shape(c, "%u x %s [%u, %u] kind %d", s[0], kern_fmt_name(f), s[1], s[2], v / 128);
-    KERN_RUN(c, linear, {.n_rows = s[0], .n_weights = 1, .x = x, .x_stride = s[2], .y_stride = s[1], .w = {w}, .y = y});
+    kern_out(c, "y", 'f', y, (size_t)s[0] * s[1], 0);
+    kern_shape(c, "%u x %s [%u, %u] kind %d%s%s", s[0], kern_fmt_name(f), s[1], s[2], v / 128, act ? ", bf16" : "",
+               prompt ? ", prompt" : "");
+    KERN_RUN(c, linear, {.act_bf16 = act, .prompt = prompt, .n_rows = s[0], .n_weights = 1, .x = x, .x_stride = s[2], .y_stride = s[1], .w = {w}, .y = y});
 }
 
 /* Six matrices of different formats and an output that is added to. */
@@ -50,16 +61,19 @@ static void odd(struct kern_ctx *c, int v)
     KERN_RUN(c, linear, {.n_rows = m, .n_weights = 1, .x = x, .x_stride = k, .y_stride = 21, .w = {w}, .y = y});
 }
 
-/* variant: format + 8 * shape */
+/* variant: format + 8 * shape, + ACT_BF16, + PROMPT */
 static void hc(struct kern_ctx *c, int v)
 {
     static const uint32_t shapes[][5] = {/* rows, streams, hidden, rank, with inject and write-back */
         {1, 4, 64, 16, 3}, {1, 4, 2560, 320, 3}, {3, 4, 256, 32, 1}, {8, 4, 640, 80, 3}, {2, 4, 2560, 320, 2},
         {11, 4, 128, 16, 3}, {5, 2, 384, 48, 3}, {30, 4, 256, 32, 3}};
+    bool act = v & ACT_BF16, prompt = v & PROMPT;
+    v &= ACT_BF16 - 1;
     const uint32_t *s = shapes[v / 8];
     uint8_t f = formats[v % 8];
     uint32_t n = s[0], C = s[1], H = s[2], R = s[3];
-    struct qx_op_hc a = {.n_rows = n, .n_streams = C, .hidden = H, .rank = R, .eps = 1e-6f};
+    struct qx_op_hc a = {.n_rows = n, .n_streams = C, .hidden = H, .rank = R, .eps = 1e-6f, .act_bf16 = act,
+                         .prompt = prompt};
     a.x = kern_f32(c, (size_t)n * C * H, 2.0f);
     a.norm = kern_f32(c, (size_t)C * H, 0.2f);
     a.down = kern_weight(c, f, R, C * H, 0);
@@ -67,7 +81,7 @@ static void hc(struct kern_ctx *c, int v)
     if (s[4] & 1) {
         a.inject = kern_weight(c, QX_W_BF16, C, C * H, 0);
         a.inj_out = kern_new(c, (size_t)n * C * 4);
-        kern_out(c, "inj", 'f', a.inj_out, (size_t)n * C, 0);
+        kern_out(c, "inj", 'f', a.inj_out, (size_t)n * C, act ? BOUND_ROUNDED : 0);
     }
     if (s[4] & 2) {
         a.y = kern_f32(c, (size_t)n * H, 1.0f);
@@ -75,9 +89,10 @@ static void hc(struct kern_ctx *c, int v)
     }
     a.m = kern_new(c, (size_t)n * H * 4);
     a.scratch = kern_new(c, (size_t)n * (C * H + R) * 4);
-    kern_out(c, "m", 'f', a.m, (size_t)n * H, 0);
+    kern_out(c, "m", 'f', a.m, (size_t)n * H, act ? BOUND_ROUNDED : 0);
     kern_out(c, "x", 'f', a.x, (size_t)n * C * H, 0);
-    kern_shape(c, "%u rows, %u x %u, rank %u, %s", n, C, H, R, kern_fmt_name(f));
+    kern_shape(c, "%u rows, %u x %u, rank %u, %s%s%s", n, C, H, R, kern_fmt_name(f), act ? ", bf16" : "",
+               prompt ? ", prompt" : "");
     KERN_RUN(c, hc, a);
 }
 
@@ -116,12 +131,14 @@ static void route(struct kern_ctx *c, int v)
                             .logits = kern_new(c, (size_t)n * E * 4), .expert = e, .weight = w});
 }
 
-/* variant: format + 8 * shape */
+/* variant: format + 8 * shape, + ACT_BF16, + PROMPT */
 static void moe(struct kern_ctx *c, int v)
 {
     static const uint32_t shapes[][6] = {/* rows, experts, k, hidden, inter, shared inter */
         {1, 8, 3, 256, 128, 128}, {1, 4, 2, 64, 160, 32}, {2, 24, 10, 2560, 640, 640}, {8, 16, 4, 256, 192, 64},
         {5, 6, 6, 128, 96, 96}, {13, 8, 3, 256, 128, 128}, {70, 8, 3, 256, 128, 128}, {300, 16, 4, 512, 160, 64}};
+    bool act = v & ACT_BF16, prompt = v & PROMPT;
+    v &= ACT_BF16 - 1;
     const uint32_t *s = shapes[v / 8];
     uint8_t f = formats[v % 8];
     uint32_t n = s[0], E = s[1], k = s[2], H = s[3], I = s[4], S = s[5];
@@ -131,7 +148,7 @@ static void moe(struct kern_ctx *c, int v)
         w[1][e] = kern_weight(c, f, I, H, 0);
         w[2][e] = kern_weight(c, f, H, I, 0);
     }
-    struct qx_op_moe a = {.n_rows = n, .k = k, .s_inter = S};
+    struct qx_op_moe a = {.n_rows = n, .k = k, .s_inter = S, .act_bf16 = act, .prompt = prompt};
     a.experts = (struct qx_experts){.n_experts = E, .hidden = H, .inter = I};
     a.experts.gate = kern_put(c, w[0], E * sizeof w[0][0]);
     a.experts.up = kern_put(c, w[1], E * sizeof w[0][0]);
@@ -166,22 +183,29 @@ static void moe(struct kern_ctx *c, int v)
     a.y = kern_new(c, (size_t)n * H * 4);
     a.scratch = kern_new(c, (size_t)n * (k * (I + H) + S + H + 1) * 4);
     a.iscratch = kern_new(c, ((size_t)n * k + 3 * E + 8) * 4);
-    kern_out(c, "y", 'f', a.y, (size_t)n * H, 0);
-    kern_shape(c, "%u rows, %u of %u, hidden %u, inter %u+%u, %s", n, k, E, H, I, S, kern_fmt_name(f));
+    kern_out(c, "y", 'f', a.y, (size_t)n * H, act ? BOUND_ROUNDED : 0);
+    kern_shape(c, "%u rows, %u of %u, hidden %u, inter %u+%u, %s%s%s", n, k, E, H, I, S, kern_fmt_name(f),
+               act ? ", bf16" : "", prompt ? ", prompt" : "");
     KERN_RUN(c, moe, a);
 }
 
 #define L(f, s, k) {"linear", "linear", linear, (f) + 8 * (s) + 128 * (k), 0}
+#define LB(s) L(ACT_BF16 + 0, s, 0), L(ACT_BF16 + 1, s, 0), L(ACT_BF16 + 2, s, 0), L(ACT_BF16 + 3, s, 0), L(ACT_BF16 + 4, s, 0)
+#define LP(s) L(ACT_BF16 + PROMPT + 0, s, 0), L(ACT_BF16 + PROMPT + 1, s, 0), L(ACT_BF16 + PROMPT + 2, s, 0), \
+    L(ACT_BF16 + PROMPT + 3, s, 0), L(ACT_BF16 + PROMPT + 4, s, 0)
 #define LS(s) L(0, s, 0), L(1, s, 0), L(2, s, 0), L(3, s, 0), L(4, s, 0), L(5, s, 0), L(6, s, 0)
 #define LK(k) L(0, 1, k), L(1, 1, k), L(2, 1, k), L(3, 1, k), L(4, 1, k), L(0, 8, k), L(1, 8, k), L(2, 8, k), L(3, 8, k), L(4, 8, k)
 #define H(f, s) {"hc", "hc", hc, (f) + 8 * (s), 0}
 #define M(f, s) {"moe", "moe", moe, (f) + 8 * (s), 0}
 const struct kern_case kern_cases_matmul[] = {
     LS(0), LS(1), LS(2), LS(3), LS(4), LS(5), LS(6), LS(7), LS(8), LS(9), LS(10), LS(11), LK(1), LK(2), LK(3),
+    LB(0), LB(1), LB(2), LB(3), LB(5), LB(6), LB(7), LB(8), LP(1), LP(6), LP(8), LP(9), LP(11), L(PROMPT + 0, 9, 0), L(PROMPT + 4, 9, 0),
     {"linear", "several", several, 0, 0}, {"linear", "several", several, 1, 0}, {"linear", "several", several, 2, 0},
     {"linear", "several", several, 3, 0}, {"linear", "odd", odd, 0, 0}, {"linear", "odd", odd, 1, 0},
     H(0, 0), H(0, 1), H(0, 2), H(0, 3), H(0, 4), H(0, 5), H(0, 6), H(0, 7), H(1, 1), H(2, 1), H(3, 1), H(4, 1), H(5, 2),
     H(6, 3), H(3, 3), H(4, 7), H(1, 7), H(2, 7), H(3, 7), H(6, 7),
+    H(ACT_BF16, 0), H(ACT_BF16, 1), H(ACT_BF16 + 3, 1), H(ACT_BF16, 3), H(ACT_BF16, 4), H(ACT_BF16 + PROMPT, 5),
+    H(ACT_BF16 + PROMPT, 7), H(ACT_BF16 + PROMPT + 3, 7), H(PROMPT, 7),
     {"hc", "write", hc_write, 0, 0}, {"hc", "write", hc_write, 1, 0},
     {"moe_route", "route", route, 0, 0}, {"moe_route", "route", route, 1, 0}, {"moe_route", "route", route, 2, 0},
     {"moe_route", "route", route, 3, 0}, {"moe_route", "route", route, 4, 0}, {"moe_route", "route", route, 5, 0},
@@ -189,4 +213,8 @@ const struct kern_case kern_cases_matmul[] = {
     M(0, 0), M(1, 0), M(2, 0), M(3, 0), M(4, 0), M(5, 0), M(6, 0), M(0, 1), M(1, 1), M(2, 1), M(3, 1), M(4, 1),
     M(4, 2), M(2, 2), M(0, 3), M(2, 3), M(4, 3), M(0, 4), M(3, 4), M(4, 4), M(0, 5), M(4, 5), M(6, 5), M(0, 6), M(1, 6),
     M(2, 6), M(3, 6), M(4, 6), M(6, 6), M(4, 7), M(0, 7), M(2, 7),
+    M(ACT_BF16 + 0, 0), M(ACT_BF16 + 4, 0), M(ACT_BF16 + 4, 1), M(ACT_BF16 + 4, 2), M(ACT_BF16 + 2, 2), M(ACT_BF16 + 4, 3),
+    M(ACT_BF16 + 2, 3), M(ACT_BF16 + 4, 4), M(ACT_BF16 + PROMPT + 4, 5), M(ACT_BF16 + PROMPT + 0, 6), M(ACT_BF16 + PROMPT + 2, 6),
+    M(ACT_BF16 + PROMPT + 4, 6), M(ACT_BF16 + PROMPT + 4, 7), M(ACT_BF16 + PROMPT + 0, 7), M(ACT_BF16 + PROMPT + 2, 7),
+    M(PROMPT + 4, 7),
     {0, 0, 0, 0, 0}};

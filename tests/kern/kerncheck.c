@@ -552,17 +552,16 @@ static bool open_ctx(struct kern_ctx *c, const char *name, uint32_t threads)
 static int usage(void)
 {
     fprintf(stderr, "usage: kerncheck [--list] [--op GLOB] [--backend cpu|cuda[:N]] [--seed N] [--repeat N]\n"
-                    "                 [--bench] [--json] [--precise] [-v]\n");
+                    "                 [--bench] [--json] [-v]\n");
     return 2;
 }
 
 int main(int argc, char **argv)
 {
     struct options o = {.op = "*", .backend = "cuda", .seed = 1, .repeat = 1};
-    bool precise = false;
     static const struct option longs[] = {
         {"list", 0, 0, 'l'}, {"op", 1, 0, 'o'}, {"backend", 1, 0, 'b'}, {"seed", 1, 0, 's'}, {"repeat", 1, 0, 'r'},
-        {"bench", 0, 0, 'B'}, {"json", 0, 0, 'j'}, {"precise", 0, 0, 'p'}, {0, 0, 0, 0}};
+        {"bench", 0, 0, 'B'}, {"json", 0, 0, 'j'}, {0, 0, 0, 0}};
     int ch;
     while ((ch = getopt_long(argc, argv, "v", longs, NULL)) != -1) {
         switch (ch) {
@@ -573,7 +572,6 @@ int main(int argc, char **argv)
         case 'r': o.repeat = (unsigned)strtoul(optarg, NULL, 10); break;
         case 'B': o.bench = true; break;
         case 'j': o.json = true; break;
-        case 'p': precise = true; break;
         case 'v': o.verbose = true; break;
         default: return usage();
         }
@@ -587,7 +585,6 @@ int main(int argc, char **argv)
             fprintf(stderr, "kerncheck: %s\n", dev.err.msg);
             return dev.err.code == QX_E_DEVICE ? 77 : 4;
         }
-        dev.be->precise = precise;
         if (!open_ctx(&ref, "cpu", strcmp(o.backend, "cpu") ? 0 : 1)) {
             die(ref.err.msg);
         }
