@@ -383,22 +383,14 @@ static int matrix(struct qx_bind *b, uint64_t rows, uint64_t cols, struct qx_wei
 
 /* ---- blocks ------------------------------------------------------------------------------- */
 
-#define TRY(call)               \
-    do {                        \
-        int rc_ = (call);       \
-        if (rc_) {              \
-            return rc_;         \
-        }                       \
-    } while (0)
-
 static int bind_hc(struct qx_bind *b, const char *p, bool inject, struct qx_hc_weights *w,
                    struct qx_error *err)
 {
     const struct qx_config *c = b->m->cfg;
     uint64_t wide = (uint64_t)c->hc_count * c->hidden_size;
-    TRY(vector(b, wide, &w->norm, err, "%shc_norm.weight", p));
-    TRY(matrix(b, c->hc_lowrank, wide, &w->down, err, "%sinput_mix_weight_down", p));
-    TRY(matrix(b, wide, c->hc_lowrank, &w->up, err, "%sinput_mix_weight_up", p));
+    QX_TRY(vector(b, wide, &w->norm, err, "%shc_norm.weight", p));
+    QX_TRY(matrix(b, c->hc_lowrank, wide, &w->down, err, "%sinput_mix_weight_down", p));
+    QX_TRY(matrix(b, wide, c->hc_lowrank, &w->up, err, "%sinput_mix_weight_up", p));
     return inject ? matrix(b, c->hc_count, wide, &w->inject, err, "%sblock_inject_weight", p) : 0;
 }
 
@@ -407,14 +399,14 @@ static int bind_gdn(struct qx_bind *b, const char *p, struct qx_gdn_weights *w, 
     const struct qx_config *c = b->m->cfg;
     uint64_t values = (uint64_t)c->gdn_v_heads * c->gdn_v_dim, h = c->hidden_size;
     uint64_t channels = 2ull * c->gdn_k_heads * c->gdn_k_dim + values;
-    TRY(matrix(b, channels, h, &w->qkv, err, "%slinear_attn.in_proj_qkv", p));
-    TRY(matrix(b, values, h, &w->z, err, "%slinear_attn.in_proj_z", p));
-    TRY(matrix(b, c->gdn_v_heads, h, &w->b, err, "%slinear_attn.in_proj_b", p));
-    TRY(matrix(b, c->gdn_v_heads, h, &w->a, err, "%slinear_attn.in_proj_a", p));
-    TRY(matrix(b, h, values, &w->out, err, "%slinear_attn.out_proj", p));
-    TRY(vector(b, channels * c->gdn_conv_kernel, &w->conv, err, "%slinear_attn.conv1d.weight", p));
-    TRY(vector(b, c->gdn_v_heads, &w->a_log, err, "%slinear_attn.A_log", p));
-    TRY(vector(b, c->gdn_v_heads, &w->dt_bias, err, "%slinear_attn.dt_bias", p));
+    QX_TRY(matrix(b, channels, h, &w->qkv, err, "%slinear_attn.in_proj_qkv", p));
+    QX_TRY(matrix(b, values, h, &w->z, err, "%slinear_attn.in_proj_z", p));
+    QX_TRY(matrix(b, c->gdn_v_heads, h, &w->b, err, "%slinear_attn.in_proj_b", p));
+    QX_TRY(matrix(b, c->gdn_v_heads, h, &w->a, err, "%slinear_attn.in_proj_a", p));
+    QX_TRY(matrix(b, h, values, &w->out, err, "%slinear_attn.out_proj", p));
+    QX_TRY(vector(b, channels * c->gdn_conv_kernel, &w->conv, err, "%slinear_attn.conv1d.weight", p));
+    QX_TRY(vector(b, c->gdn_v_heads, &w->a_log, err, "%slinear_attn.A_log", p));
+    QX_TRY(vector(b, c->gdn_v_heads, &w->dt_bias, err, "%slinear_attn.dt_bias", p));
     return vector(b, c->gdn_v_dim, &w->norm, err, "%slinear_attn.norm.weight", p);
 }
 
@@ -423,14 +415,14 @@ static int bind_qsa(struct qx_bind *b, const char *p, struct qx_qsa_weights *w, 
     const struct qx_config *c = b->m->cfg;
     uint64_t heads = (uint64_t)c->n_heads * c->head_dim, kv = (uint64_t)c->n_kv_heads * c->head_dim;
     uint64_t h = c->hidden_size, index = (uint64_t)(c->indexer_n_heads + 1) * c->indexer_head_dim;
-    TRY(matrix(b, 2 * heads, h, &w->q, err, "%sself_attn.q_proj", p));
-    TRY(matrix(b, kv, h, &w->k, err, "%sself_attn.k_proj", p));
-    TRY(matrix(b, kv, h, &w->v, err, "%sself_attn.v_proj", p));
-    TRY(matrix(b, h, heads, &w->o, err, "%sself_attn.o_proj", p));
-    TRY(matrix(b, index, h, &w->index, err, "%sself_attn.indexer.index_qk_proj", p));
-    TRY(vector(b, c->head_dim, &w->q_norm, err, "%sself_attn.q_norm.weight", p));
-    TRY(vector(b, c->head_dim, &w->k_norm, err, "%sself_attn.k_norm.weight", p));
-    TRY(vector(b, c->indexer_head_dim, &w->iq_norm, err, "%sself_attn.indexer.q_layernorm.weight", p));
+    QX_TRY(matrix(b, 2 * heads, h, &w->q, err, "%sself_attn.q_proj", p));
+    QX_TRY(matrix(b, kv, h, &w->k, err, "%sself_attn.k_proj", p));
+    QX_TRY(matrix(b, kv, h, &w->v, err, "%sself_attn.v_proj", p));
+    QX_TRY(matrix(b, h, heads, &w->o, err, "%sself_attn.o_proj", p));
+    QX_TRY(matrix(b, index, h, &w->index, err, "%sself_attn.indexer.index_qk_proj", p));
+    QX_TRY(vector(b, c->head_dim, &w->q_norm, err, "%sself_attn.q_norm.weight", p));
+    QX_TRY(vector(b, c->head_dim, &w->k_norm, err, "%sself_attn.k_norm.weight", p));
+    QX_TRY(vector(b, c->indexer_head_dim, &w->iq_norm, err, "%sself_attn.indexer.q_layernorm.weight", p));
     return vector(b, c->indexer_head_dim, &w->ik_norm, err, "%sself_attn.indexer.k_layernorm.weight", p);
 }
 
@@ -479,22 +471,22 @@ static int bind_moe(struct qx_bind *b, const char *p, struct qx_moe_weights *w, 
     const struct qx_config *c = b->m->cfg;
     uint64_t h = c->hidden_size, s = c->shared_expert_intermediate_size;
     uint32_t n = c->n_experts;
-    TRY(matrix(b, n, h, &w->gate, err, "%smlp.gate", p));
-    TRY(matrix(b, s, h, &w->s_gate, err, "%smlp.shared_expert.gate_proj", p));
-    TRY(matrix(b, s, h, &w->s_up, err, "%smlp.shared_expert.up_proj", p));
-    TRY(matrix(b, h, s, &w->s_down, err, "%smlp.shared_expert.down_proj", p));
-    TRY(matrix(b, 1, h, &w->s_gate_vec, err, "%smlp.shared_expert_gate", p));
+    QX_TRY(matrix(b, n, h, &w->gate, err, "%smlp.gate", p));
+    QX_TRY(matrix(b, s, h, &w->s_gate, err, "%smlp.shared_expert.gate_proj", p));
+    QX_TRY(matrix(b, s, h, &w->s_up, err, "%smlp.shared_expert.up_proj", p));
+    QX_TRY(matrix(b, h, s, &w->s_down, err, "%smlp.shared_expert.down_proj", p));
+    QX_TRY(matrix(b, 1, h, &w->s_gate_vec, err, "%smlp.shared_expert_gate", p));
     struct qx_weight *all = qx_calloc(3ull * n, sizeof *all);
     if (!all || !own(b, all)) {
         return qx_fail_nomem(err);
     }
     for (uint32_t e = 0; e < n; ++e) {
         for (int i = 0; i < 3; ++i) {
-            TRY(bind_expert(b, p, e, i, &all[(uint32_t)i * n + e], err));
+            QX_TRY(bind_expert(b, p, e, i, &all[(uint32_t)i * n + e], err));
         }
     }
     const void *dev;
-    TRY(qx_bind_values(b, all, 3ull * n * sizeof *all, &dev, err));
+    QX_TRY(qx_bind_values(b, all, 3ull * n * sizeof *all, &dev, err));
     w->gates = dev;
     w->ups = w->gates ? w->gates + n : NULL;
     w->downs = w->gates ? w->gates + 2ull * n : NULL;
@@ -505,10 +497,10 @@ static int bind_layer(struct qx_bind *b, const char *p, struct qx_layer *l, stru
 {
     char name[256];
     snprintf(name, sizeof name, "%sattn_hyper_connection.", p);
-    TRY(bind_hc(b, name, true, &l->hc_attn, err));
+    QX_TRY(bind_hc(b, name, true, &l->hc_attn, err));
     snprintf(name, sizeof name, "%smlp_hyper_connection.", p);
-    TRY(bind_hc(b, name, true, &l->hc_mlp, err));
-    TRY(l->type == QX_LAYER_GDN ? bind_gdn(b, p, &l->gdn, err) : bind_qsa(b, p, &l->qsa, err));
+    QX_TRY(bind_hc(b, name, true, &l->hc_mlp, err));
+    QX_TRY(l->type == QX_LAYER_GDN ? bind_gdn(b, p, &l->gdn, err) : bind_qsa(b, p, &l->qsa, err));
     return bind_moe(b, p, &l->moe, err);
 }
 
@@ -516,11 +508,11 @@ static int bind_ple(struct qx_bind *b, const char *p, struct qx_ple_weights *w, 
 {
     const struct qx_config *c = b->m->cfg;
     uint64_t h = c->hidden_size, wide = c->hc_count * h;
-    TRY(matrix(b, wide, c->ple_embed_dim, &w->key, err, "%sple.key_proj", p));
-    TRY(matrix(b, h, c->ple_embed_dim, &w->value, err, "%sple.value_proj", p));
-    TRY(vector(b, wide, &w->norm_key, err, "%sple.norm_key.weight", p));
-    TRY(vector(b, wide, &w->norm_query, err, "%sple.norm_query.weight", p));
-    TRY(vector(b, wide, &w->norm_conv, err, "%sple.norm_conv.weight", p));
+    QX_TRY(matrix(b, wide, c->ple_embed_dim, &w->key, err, "%sple.key_proj", p));
+    QX_TRY(matrix(b, h, c->ple_embed_dim, &w->value, err, "%sple.value_proj", p));
+    QX_TRY(vector(b, wide, &w->norm_key, err, "%sple.norm_key.weight", p));
+    QX_TRY(vector(b, wide, &w->norm_query, err, "%sple.norm_query.weight", p));
+    QX_TRY(vector(b, wide, &w->norm_conv, err, "%sple.norm_conv.weight", p));
     return vector(b, wide * c->ple_conv_kernel, &w->conv, err, "%sple.conv1d.weight", p);
 }
 
@@ -529,11 +521,11 @@ static int bind_mtp(struct qx_bind *b, struct qx_mtp *t, struct qx_error *err)
     const struct qx_config *c = b->m->cfg;
     uint64_t h = c->hidden_size;
     char alias[64];
-    TRY(matrix(b, h, h, &t->fc_embedding, err, "mtp.fc_embedding"));
-    TRY(matrix(b, h, h, &t->fc_hidden, err, "mtp.fc_hidden"));
-    TRY(vector(b, h, &t->norm_embedding, err, "mtp.pre_fc_norm_embedding.weight"));
-    TRY(vector(b, h * c->hc_count, &t->norm_hidden, err, "mtp.pre_fc_norm_hidden.weight"));
-    TRY(bind_hc(b, "mtp.hyper_connection_mixer.", false, &t->mixer, err));
+    QX_TRY(matrix(b, h, h, &t->fc_embedding, err, "mtp.fc_embedding"));
+    QX_TRY(matrix(b, h, h, &t->fc_hidden, err, "mtp.fc_hidden"));
+    QX_TRY(vector(b, h, &t->norm_embedding, err, "mtp.pre_fc_norm_embedding.weight"));
+    QX_TRY(vector(b, h * c->hc_count, &t->norm_hidden, err, "mtp.pre_fc_norm_hidden.weight"));
+    QX_TRY(bind_hc(b, "mtp.hyper_connection_mixer.", false, &t->mixer, err));
     /* Some conversions number the draft layer behind the decoder's (formats 10). */
     snprintf(alias, sizeof alias, "mtp.layers.%u.", c->n_layers);
     char probe[128];
@@ -609,7 +601,7 @@ static int bind_hash(struct qx_bind *b, struct qx_error *err)
             continue; /* the configuration determines them; verify says so */
         }
         uint64_t v[QX_MAX_PLE_HEADS];
-        TRY(qx_ckpt_read(m->ck, t, 0, v, n[i] * 8ull, err));
+        QX_TRY(qx_ckpt_read(m->ck, t, 0, v, n[i] * 8ull, err));
         for (uint32_t j = 0; j < n[i]; ++j) {
             if (i == 1 && v[j] == 0) {
                 problem(b, QX_E_VALUE, "hash-constants-mismatch", name, "head %u has size 0", j);
@@ -633,19 +625,19 @@ static int walk(struct qx_bind *b, bool mtp, struct qx_error *err)
 {
     struct qx_model *m = b->m;
     const struct qx_config *c = m->cfg;
-    TRY(matrix(b, c->vocab_size, c->hidden_size, &m->embed, err, TEXT "embed_tokens"));
+    QX_TRY(matrix(b, c->vocab_size, c->hidden_size, &m->embed, err, TEXT "embed_tokens"));
     if (c->tie_word_embeddings && !qx_ckpt_find(m->ck, "lm_head.weight")) {
         m->head = m->embed;
     } else {
-        TRY(matrix(b, c->vocab_size, c->hidden_size, &m->head, err, "lm_head"));
+        QX_TRY(matrix(b, c->vocab_size, c->hidden_size, &m->head, err, "lm_head"));
     }
-    TRY(bind_hc(b, TEXT "hyper_connection_mixer.", false, &m->mixer, err));
+    QX_TRY(bind_hc(b, TEXT "hyper_connection_mixer.", false, &m->mixer, err));
     for (uint32_t i = 0; i < c->n_layers; ++i) {
         char p[64];
         snprintf(p, sizeof p, TEXT "layers.%u.", i);
-        TRY(bind_layer(b, p, &m->layers[i], err));
+        QX_TRY(bind_layer(b, p, &m->layers[i], err));
         if (m->layers[i].has_ple) {
-            TRY(bind_ple(b, p, &m->layers[i].ple, err));
+            QX_TRY(bind_ple(b, p, &m->layers[i].ple, err));
         }
     }
     return mtp ? bind_mtp(b, &m->mtp, err) : 0;
@@ -718,13 +710,13 @@ int qx_bind_load(struct qx_bind *b, const struct qx_model_opts *o, struct qx_err
     b->loading = true;
     b->arena_bytes = 0;
     if (!m->be->host_memory) {
-        TRY(qx_model_mem(m, &b->arena, b->weight_bytes, err));
+        QX_TRY(qx_model_mem(m, &b->arena, b->weight_bytes, err));
     }
-    TRY(walk(b, m->mtp.loaded, err));
+    QX_TRY(walk(b, m->mtp.loaded, err));
     if (m->be->host_memory) {
         qx_model_note_bytes(m, b->weight_bytes); /* mapped, but as much a part of the plan */
     }
-    TRY(qx_load_pieces(b, o, err));
+    QX_TRY(qx_load_pieces(b, o, err));
     return m->has_ple ? qx_load_table(b, o, err) : 0;
 }
 

@@ -214,6 +214,14 @@ int qx_model_host_mem_mapped(struct qx_model *m, void *out_ptr, void *dev_ptr, u
 void qx_model_note_bytes(struct qx_model *m, uint64_t n);
 /* Turns a failed op into an error with its name. */
 int qx_model_op_failed(struct qx_model *m, const char *op, int rc, struct qx_error *err);
+/* Returns what a failed call returned. */
+#define QX_TRY(call)                                                                  \
+    do {                                                                              \
+        int rc_ = (call);                                                             \
+        if (rc_) {                                                                    \
+            return rc_;                                                               \
+        }                                                                             \
+    } while (0)
 #define QX_RUN(m, op, args, err)                                                      \
     do {                                                                              \
         int rc_ = (m)->be->ops->op((m)->q, (args));                                   \

@@ -149,21 +149,13 @@ static int mat(struct synth *s, uint8_t fmt, uint32_t rows, uint32_t cols, struc
     return mats(s, fmt, 1, rows, cols, w, err);
 }
 
-#define TRY(call)            \
-    do {                     \
-        int rc_ = (call);    \
-        if (rc_) {           \
-            return rc_;      \
-        }                    \
-    } while (0)
-
 static int synth_hc(struct synth *s, bool inject, struct qx_hc_weights *w, struct qx_error *err)
 {
     const struct qx_config *c = s->m->cfg;
     uint32_t wide = c->hc_count * c->hidden_size;
-    TRY(vec(s, wide, &w->norm, err));
-    TRY(mat(s, QX_W_BF16, c->hc_lowrank, wide, &w->down, err));
-    TRY(mat(s, QX_W_BF16, wide, c->hc_lowrank, &w->up, err));
+    QX_TRY(vec(s, wide, &w->norm, err));
+    QX_TRY(mat(s, QX_W_BF16, c->hc_lowrank, wide, &w->down, err));
+    QX_TRY(mat(s, QX_W_BF16, wide, c->hc_lowrank, &w->up, err));
     return inject ? mat(s, QX_W_BF16, c->hc_count, wide, &w->inject, err) : 0;
 }
 
@@ -188,11 +180,11 @@ static int synth_moe(struct synth *s, struct qx_moe_weights *w, struct qx_error 
         w->downs = dev + 2 * E;
     }
     qx_free(d);
-    TRY(rc);
-    TRY(mat(s, QX_W_BF16, E, h, &w->gate, err));
-    TRY(mat(s, s->f_dense, S, h, &w->s_gate, err));
-    TRY(mat(s, s->f_dense, S, h, &w->s_up, err));
-    TRY(mat(s, s->f_dense, h, S, &w->s_down, err));
+    QX_TRY(rc);
+    QX_TRY(mat(s, QX_W_BF16, E, h, &w->gate, err));
+    QX_TRY(mat(s, s->f_dense, S, h, &w->s_gate, err));
+    QX_TRY(mat(s, s->f_dense, S, h, &w->s_up, err));
+    QX_TRY(mat(s, s->f_dense, h, S, &w->s_down, err));
     return mat(s, QX_W_BF16, 1, h, &w->s_gate_vec, err);
 }
 
@@ -202,37 +194,37 @@ static int synth_layer(struct synth *s, struct qx_layer *l, struct qx_error *err
     uint32_t h = c->hidden_size, values = c->gdn_v_heads * c->gdn_v_dim,
              channels = 2 * c->gdn_k_heads * c->gdn_k_dim + values, heads = c->n_heads * c->head_dim,
              kv = c->n_kv_heads * c->head_dim, wide = c->hc_count * h;
-    TRY(synth_hc(s, true, &l->hc_attn, err));
-    TRY(synth_hc(s, true, &l->hc_mlp, err));
-    TRY(synth_moe(s, &l->moe, err));
+    QX_TRY(synth_hc(s, true, &l->hc_attn, err));
+    QX_TRY(synth_hc(s, true, &l->hc_mlp, err));
+    QX_TRY(synth_moe(s, &l->moe, err));
     if (l->type == QX_LAYER_GDN) {
-        TRY(mat(s, s->f_dense, channels, h, &l->gdn.qkv, err));
-        TRY(mat(s, s->f_dense, values, h, &l->gdn.z, err));
-        TRY(mat(s, s->f_dense, c->gdn_v_heads, h, &l->gdn.b, err));
-        TRY(mat(s, s->f_dense, c->gdn_v_heads, h, &l->gdn.a, err));
-        TRY(mat(s, s->f_dense, h, values, &l->gdn.out, err));
-        TRY(vec(s, (uint64_t)channels * c->gdn_conv_kernel, &l->gdn.conv, err));
-        TRY(vec(s, c->gdn_v_heads, &l->gdn.a_log, err));
-        TRY(vec(s, c->gdn_v_heads, &l->gdn.dt_bias, err));
-        TRY(vec(s, c->gdn_v_dim, &l->gdn.norm, err));
+        QX_TRY(mat(s, s->f_dense, channels, h, &l->gdn.qkv, err));
+        QX_TRY(mat(s, s->f_dense, values, h, &l->gdn.z, err));
+        QX_TRY(mat(s, s->f_dense, c->gdn_v_heads, h, &l->gdn.b, err));
+        QX_TRY(mat(s, s->f_dense, c->gdn_v_heads, h, &l->gdn.a, err));
+        QX_TRY(mat(s, s->f_dense, h, values, &l->gdn.out, err));
+        QX_TRY(vec(s, (uint64_t)channels * c->gdn_conv_kernel, &l->gdn.conv, err));
+        QX_TRY(vec(s, c->gdn_v_heads, &l->gdn.a_log, err));
+        QX_TRY(vec(s, c->gdn_v_heads, &l->gdn.dt_bias, err));
+        QX_TRY(vec(s, c->gdn_v_dim, &l->gdn.norm, err));
     } else {
-        TRY(mat(s, s->f_dense, 2 * heads, h, &l->qsa.q, err));
-        TRY(mat(s, s->f_dense, kv, h, &l->qsa.k, err));
-        TRY(mat(s, s->f_dense, kv, h, &l->qsa.v, err));
-        TRY(mat(s, s->f_dense, (c->indexer_n_heads + 1) * c->indexer_head_dim, h, &l->qsa.index, err));
-        TRY(mat(s, s->f_dense, h, heads, &l->qsa.o, err));
-        TRY(vec(s, c->head_dim, &l->qsa.q_norm, err));
-        TRY(vec(s, c->head_dim, &l->qsa.k_norm, err));
-        TRY(vec(s, c->indexer_head_dim, &l->qsa.iq_norm, err));
-        TRY(vec(s, c->indexer_head_dim, &l->qsa.ik_norm, err));
+        QX_TRY(mat(s, s->f_dense, 2 * heads, h, &l->qsa.q, err));
+        QX_TRY(mat(s, s->f_dense, kv, h, &l->qsa.k, err));
+        QX_TRY(mat(s, s->f_dense, kv, h, &l->qsa.v, err));
+        QX_TRY(mat(s, s->f_dense, (c->indexer_n_heads + 1) * c->indexer_head_dim, h, &l->qsa.index, err));
+        QX_TRY(mat(s, s->f_dense, h, heads, &l->qsa.o, err));
+        QX_TRY(vec(s, c->head_dim, &l->qsa.q_norm, err));
+        QX_TRY(vec(s, c->head_dim, &l->qsa.k_norm, err));
+        QX_TRY(vec(s, c->indexer_head_dim, &l->qsa.iq_norm, err));
+        QX_TRY(vec(s, c->indexer_head_dim, &l->qsa.ik_norm, err));
     }
     if (l->has_ple) {
-        TRY(mat(s, s->f_dense, wide, c->ple_embed_dim, &l->ple.key, err));
-        TRY(mat(s, s->f_dense, h, c->ple_embed_dim, &l->ple.value, err));
-        TRY(vec(s, wide, &l->ple.norm_key, err));
-        TRY(vec(s, wide, &l->ple.norm_query, err));
-        TRY(vec(s, wide, &l->ple.norm_conv, err));
-        TRY(vec(s, (uint64_t)wide * c->ple_conv_kernel, &l->ple.conv, err));
+        QX_TRY(mat(s, s->f_dense, wide, c->ple_embed_dim, &l->ple.key, err));
+        QX_TRY(mat(s, s->f_dense, h, c->ple_embed_dim, &l->ple.value, err));
+        QX_TRY(vec(s, wide, &l->ple.norm_key, err));
+        QX_TRY(vec(s, wide, &l->ple.norm_query, err));
+        QX_TRY(vec(s, wide, &l->ple.norm_conv, err));
+        QX_TRY(vec(s, (uint64_t)wide * c->ple_conv_kernel, &l->ple.conv, err));
     }
     return 0;
 }
@@ -242,20 +234,20 @@ static int synth_all(struct synth *s, struct qx_error *err)
     struct qx_model *m = s->m;
     const struct qx_config *c = m->cfg;
     s->weight_bytes = 0;
-    TRY(mat(s, QX_W_BF16, c->vocab_size, c->hidden_size, &m->embed, err));
-    TRY(mat(s, QX_W_BF16, c->vocab_size, c->hidden_size, &m->head, err));
-    TRY(synth_hc(s, false, &m->mixer, err));
+    QX_TRY(mat(s, QX_W_BF16, c->vocab_size, c->hidden_size, &m->embed, err));
+    QX_TRY(mat(s, QX_W_BF16, c->vocab_size, c->hidden_size, &m->head, err));
+    QX_TRY(synth_hc(s, false, &m->mixer, err));
     for (uint32_t i = 0; i < c->n_layers; ++i) {
-        TRY(synth_layer(s, &m->layers[i], err));
+        QX_TRY(synth_layer(s, &m->layers[i], err));
     }
     if (m->mtp.loaded) {
         struct qx_mtp *t = &m->mtp;
-        TRY(mat(s, QX_W_BF16, c->hidden_size, c->hidden_size, &t->fc_embedding, err));
-        TRY(mat(s, QX_W_BF16, c->hidden_size, c->hidden_size, &t->fc_hidden, err));
-        TRY(vec(s, c->hidden_size, &t->norm_embedding, err));
-        TRY(vec(s, (uint64_t)c->hc_count * c->hidden_size, &t->norm_hidden, err));
-        TRY(synth_hc(s, false, &t->mixer, err));
-        TRY(synth_layer(s, &t->layer, err));
+        QX_TRY(mat(s, QX_W_BF16, c->hidden_size, c->hidden_size, &t->fc_embedding, err));
+        QX_TRY(mat(s, QX_W_BF16, c->hidden_size, c->hidden_size, &t->fc_hidden, err));
+        QX_TRY(vec(s, c->hidden_size, &t->norm_embedding, err));
+        QX_TRY(vec(s, (uint64_t)c->hc_count * c->hidden_size, &t->norm_hidden, err));
+        QX_TRY(synth_hc(s, false, &t->mixer, err));
+        QX_TRY(synth_layer(s, &t->layer, err));
     }
     return 0;
 }
@@ -275,17 +267,17 @@ static int synth_table(struct synth *s, uint64_t n_rows, struct qx_error *err)
     uint64_t n = n_rows * t->code_stride;
     if (m->place == QX_TABLE_HOST && !m->be->host_memory) {
         char *host = NULL;
-        TRY(qx_model_host_mem_mapped(m, &host, &base[0], n + n_rows * t->scale_stride, err));
+        QX_TRY(qx_model_host_mem_mapped(m, &host, &base[0], n + n_rows * t->scale_stride, err));
         memset(host, 0x31, n + n_rows * t->scale_stride);
         base[1] = base[0] + n;
     } else {
-        TRY(fill(s, t->fmt == QX_W_NVFP4 ? P_NIBBLES : t->fmt == QX_W_BF16 ? P_BF16 : P_E4M3, n, &base[0], err));
+        QX_TRY(fill(s, t->fmt == QX_W_NVFP4 ? P_NIBBLES : t->fmt == QX_W_BF16 ? P_BF16 : P_E4M3, n, &base[0], err));
         if (t->scale_stride) {
-            TRY(fill(s, P_SCALE, n_rows * t->scale_stride, &base[1], err));
+            QX_TRY(fill(s, P_SCALE, n_rows * t->scale_stride, &base[1], err));
         }
     }
     char **dev = NULL;
-    TRY(qx_model_mem(m, &dev, sizeof base, err));
+    QX_TRY(qx_model_mem(m, &dev, sizeof base, err));
     if (m->be->upload(m->q, dev, base, sizeof base)) {
         return qx_model_op_failed(m, "upload", -1, err);
     }
@@ -316,19 +308,19 @@ static int make(struct synth *s, const struct qx_model_opts *o, struct qx_error 
     struct qx_model *m = s->m;
     struct qx_device_info info;
     uint64_t n_rows = 0;
-    TRY(qx_model_describe(m, err));
-    TRY(qx_model_open_device(m, o, err));
-    TRY(m->be->queue_create(m->be, &m->q, err));
+    QX_TRY(qx_model_describe(m, err));
+    QX_TRY(qx_model_open_device(m, o, err));
+    QX_TRY(m->be->queue_create(m->be, &m->q, err));
     m->kv_bf16 = m->act_bf16 = !m->be->host_memory && !o->precise;
     m->mtp.loaded = (o->mtp || o->draft_max) && m->cfg->n_mtp_layers > 0;
     s->counting = true;
-    TRY(synth_all(s, err));
+    QX_TRY(synth_all(s, err));
     s->counting = false;
     if (m->has_ple) {
         n_rows = qx_ceil_div(m->hash.offset[m->hash.n_heads - 1] + m->hash.size[m->hash.n_heads - 1], 128) * 128;
     }
     uint64_t w = m->cfg->ple_row_width;
-    TRY(m->be->info(m->be, &info, err));
+    QX_TRY(m->be->info(m->be, &info, err));
     long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     struct qx_plan_request r = {
         .weight_bytes = s->weight_bytes,
@@ -340,7 +332,7 @@ static int make(struct synth *s, const struct qx_model_opts *o, struct qx_error 
         .chunk_rows = o->chunk_rows, .max_seqs = o->max_seqs, .draft_max = o->draft_max, .mtp = m->mtp.loaded,
         .kv_bf16 = m->kv_bf16};
     struct qx_plan plan;
-    TRY(qx_plan_make(&plan, m->cfg, &r, err));
+    QX_TRY(qx_plan_make(&plan, m->cfg, &r, err));
     if (!plan.fits) {
         return qx_plan_fail(&plan, err);
     }
@@ -355,13 +347,13 @@ static int make(struct synth *s, const struct qx_model_opts *o, struct qx_error 
     m->info.planned_host_bytes = plan.host_bytes;
     m->info.weight_bytes = r.weight_bytes + r.table_bytes;
     memcpy(m->info.device, info.name, sizeof info.name);
-    TRY(make_pools(s, err));
-    TRY(synth_all(s, err));
+    QX_TRY(make_pools(s, err));
+    QX_TRY(synth_all(s, err));
     if (m->has_ple) {
-        TRY(synth_table(s, n_rows, err));
+        QX_TRY(synth_table(s, n_rows, err));
     }
-    TRY(qx_model_constants(m, err));
-    TRY(qx_state_alloc(m, err));
+    QX_TRY(qx_model_constants(m, err));
+    QX_TRY(qx_state_alloc(m, err));
     return m->be->wait(m->q, err);
 }
 

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "alloc.h"
+#include "both.h"
 #include "ckpt.h"
 #include "rows.h"
 #include "str.h"
@@ -156,38 +157,9 @@ static int run_chat(struct qx_error *err)
 
 static int run_model(struct qx_error *err)
 {
-    struct qx_model *m = NULL;
-    struct qx_gen *g = NULL;
-    struct qx_model_opts o = QX_MODEL_OPTS_DEFAULT;
-    o.device = "cpu";
-    o.ctx_tokens = 16;
-    static const uint32_t ids[] = {1, 2, 3};
-    struct qx_gen_params p = QX_GEN_PARAMS_DEFAULT;
-    struct qx_gen_stats stats;
-    p.n_max = 2;
-    int rc = qx_model_load(&m, in.open, &o, err);
-    rc = rc ? rc : qx_gen_create(&g, m, err);
-    rc = rc ? rc : qx_gen_prefill(g, ids, 3, NULL, NULL, err);
-    rc = rc ? rc : qx_gen_generate(g, &p, &stats, err);
-    qx_gen_destroy(g);
-    qx_model_free(m);
-    return rc;
-}
-
-static void remove_tree(const char *path)
-{
-    DIR *d = opendir(path);
-    for (const struct dirent *e; d && (e = readdir(d)) != NULL;) {
-        char name[800];
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) {
-            snprintf(name, sizeof name, "%.300s/%.400s", path, e->d_name);
-            remove_tree(name);
-        }
-    }
-    if (d) {
-        closedir(d);
-    }
-    (void)remove(path);
+    uint32_t out[2];
+    size_t n;
+    return model_round(in.open, out, &n, err);
 }
 
 static const char *target(void)
