@@ -127,10 +127,16 @@ static inline vf e2m1_round(vf a)
     return vmin((a + magic) - magic, splat(6.0f));
 }
 
+/* The code of such a magnitude. */
 static inline vi e2m1_code(vf r)
 {
+#if defined(__AVX512F__) && LANES == 16
+    const __m512i of = _mm512_setr_epi32(0, 1, 2, 3, 4, 0, 5, 0, 6, 0, 0, 0, 7, 0, 0, 0);
+    return (vi)_mm512_permutexvar_epi32(_mm512_cvttps_epi32((__m512)(r + r)), of);
+#else
     vi low = __builtin_convertvector(r + r, vi);
     return picki(r < 1.0f, low, (as_i(r) >> 22) - 252);
+#endif
 }
 
 static inline vf reciprocal(vf s, float global)
@@ -139,12 +145,14 @@ static inline vf reciprocal(vf s, float global)
     return pick(inv <= FLT_MAX, inv, splat(0.0f));
 }
 
-/* Squared error of LANES blocks under scales c, exactly as decoded; the largest error beside it. */
-static inline vf blocks_error(const vf *x, vi c, float global, vf *max)
+/* Squared error of LANES blocks under scales s, exactly as decoded; the codes' magnitudes and the
+ * largest error beside it. */
+static inline vf blocks_error(const vf *x, vf s, vf inv, float global, vf *code, vf *max)
 {
-    vf s = e4m3(c), inv = reciprocal(s, global), sum = {0}, top = {0};
+    vf sum = {0}, top = {0};
     for (int k = 0; k < 16; k++) {
-        vf d = x[k] - (e2m1_round(x[k] * inv) * s) * global;
+        code[k] = e2m1_round(x[k] * inv);
+        vf d = x[k] - (code[k] * s) * global;
         sum += d * d;
         top = vmax(vabs(d), top);
     }
@@ -152,33 +160,193 @@ static inline vf blocks_error(const vf *x, vi c, float global, vf *max)
     return sum;
 }
 
-/* The same up to rounding, in units of the block's step: enough to choose by. The differences are
- * those of any way of rounding to nearest, since at a tie both neighbours are equally far. */
+/* ---- the search --------------------------------------------------------------------------- */
+
+/* Candidates are compared in whole numbers, twice as many a vector as floats and the same on every
+ * processor. A block's magnitudes are kept as y = |x| / (plain scale x global) in units of 2^-13; a
+ * candidate's are y x (plain scale / its scale) in units of 2^-12, and their distance to the
+ * nearest code is squared and summed. Between normal scales the ratio depends only on the plain
+ * scale's mantissa and on the distance in codes, and nothing reaches 8 (a scale two codes below
+ * clips at 6 what reaches 7.9). How they are rounded here decides only between candidates that are
+ * as good as equal: what is written is checked exactly. */
+typedef uint16_t vh __attribute__((vector_size(4 * LANES)));
+typedef int16_t vsh __attribute__((vector_size(4 * LANES)));
+
+/* Mantissa and octave of the code t above the octave's first, t >= -8. */
+#define MANTISSA(t) (8 + ((t) + 8) % 8)
+#define OCTAVE(t) (((t) + 8) / 8)
+/* 2^15 x plain / candidate for mantissa m and distance d, and the square of candidate / plain. */
+#define DENOMINATOR(m, d) (MANTISSA((m) + (d)) << OCTAVE((m) + (d)))
+#define RATIO(m, d)                                                                                \
+    ((((8u + (m)) * 131072u + DENOMINATOR(m, d)) / (2u * DENOMINATOR(m, d))) * 0x10001u)
+#define WEIGHT(m, d)                                                                               \
+    ((float)(DENOMINATOR(m, d) * DENOMINATOR(m, d)) / (float)(4 * (8 + (m)) * (8 + (m))))
+#define OF_MANTISSAS(f, d) {f(0, d), f(1, d), f(2, d), f(3, d), f(4, d), f(5, d), f(6, d), f(7, d)}
+#define OF_ALL(f)                                                                                  \
+    {OF_MANTISSAS(f, -2), OF_MANTISSAS(f, -1), OF_MANTISSAS(f, 0), OF_MANTISSAS(f, 1),             \
+     OF_MANTISSAS(f, 2),  OF_MANTISSAS(f, 3),  OF_MANTISSAS(f, 4), OF_MANTISSAS(f, 5),             \
+     OF_MANTISSAS(f, 6)}
+/* A word holds the ratio twice, for the two values of a pair. */
+static const uint32_t ratios[BELOW + 1 + ABOVE][8] = OF_ALL(RATIO);
+static const float weights[BELOW + 1 + ABOVE][8] = OF_ALL(WEIGHT);
+
+/* The word of each lane's mantissa. */
+static inline vi by_mantissa(const void *of8, vi mantissa)
+{
+#if defined(__AVX512F__) && LANES == 16
+    __m256i half = _mm256_loadu_si256((const __m256i *)of8);
+    return (vi)_mm512_permutexvar_epi32((__m512i)mantissa, _mm512_broadcast_i64x4(half));
+#elif defined(__AVX2__) && LANES == 8
+    return (vi)_mm256_permutevar8x32_epi32(_mm256_loadu_si256((const __m256i *)of8),
+                                           (__m256i)mantissa);
+#else
+    int32_t word[8];
+    vi r;
+    memcpy(word, of8, sizeof word);
+    for (int j = 0; j < LANES; j++) {
+        r[j] = word[mantissa[j]];
+    }
+    return r;
+#endif
+}
+
+static inline vh mul_high(vh a, vh b)
+{
+#if defined(__AVX512BW__) && LANES == 16
+    return (vh)_mm512_mulhi_epu16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__) && LANES == 8
+    return (vh)_mm256_mulhi_epu16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__) && LANES == 4
+    return (vh)_mm_mulhi_epu16((__m128i)a, (__m128i)b);
+#else
+    vh r;
+    for (int j = 0; j < 2 * LANES; j++) {
+        r[j] = (uint16_t)((uint32_t)a[j] * b[j] >> 16);
+    }
+    return r;
+#endif
+}
+
+/* The sum of both squares of each pair. */
+static inline vi squares(vsh d)
+{
+#if defined(__AVX512BW__) && LANES == 16
+    return (vi)_mm512_madd_epi16((__m512i)d, (__m512i)d);
+#elif defined(__AVX2__) && LANES == 8
+    return (vi)_mm256_madd_epi16((__m256i)d, (__m256i)d);
+#elif defined(__SSE2__) && LANES == 4
+    return (vi)_mm_madd_epi16((__m128i)d, (__m128i)d);
+#else
+    vi r;
+    for (int j = 0; j < LANES; j++) {
+        r[j] = d[2 * j] * d[2 * j] + d[2 * j + 1] * d[2 * j + 1];
+    }
+    return r;
+#endif
+}
+
+/* The code nearest to y < 8, both in units of 2^-12; at a tie the upper one. Seen are the quarters:
+ * all midpoints are multiples of one. */
+static inline vh nearest(vh y)
+{
+#if defined(__AVX512BW__) && LANES == 16
+#define C4(c) (c) * 2048, (c) * 2048, (c) * 2048, (c) * 2048
+    const __m512i code = (__m512i)(vsh){0 * 2048, 1 * 2048, 1 * 2048, 2 * 2048, 2 * 2048, 3 * 2048,
+                                        3 * 2048, 4 * 2048, 4 * 2048, 4 * 2048, C4(6), 8 * 2048,
+                                        8 * 2048, C4(8), C4(12), C4(12), C4(12)};
+#undef C4
+    return (vh)_mm512_permutexvar_epi16((__m512i)(y >> 10), code);
+#elif defined(__AVX2__) && LANES == 8
+    /* Twice the code; from 3.5 on 8, and 4 more from 5 on. */
+    const __m256i twice = _mm256_setr_epi8(0, 1, 1, 2, 2, 3, 3, 4, 4, 4, 6, 6, 6, 6, 8, 8, 0, 1, 1, 2,
+                                           2, 3, 3, 4, 4, 4, 6, 6, 6, 6, 8, 8);
+    __m256i at = _mm256_srli_epi16((__m256i)y, 10);
+    __m256i top = _mm256_and_si256(_mm256_cmpgt_epi16(at, _mm256_set1_epi16(19)),
+                                   _mm256_set1_epi16(4));
+    __m256i r = _mm256_shuffle_epi8(twice, _mm256_min_epi16(at, _mm256_set1_epi16(15)));
+    return (vh)_mm256_slli_epi16(_mm256_add_epi16(r, top), 11);
+#else
+    /* Steps of a half below 1.75, of one below 3.5, of two above. */
+    vh a = (y + 1024) & 0xf800, b = (y + 2048) & 0xf000, c = (y + 4096) & 0xe000;
+    vh one = (vh)(y >= 7168), two = (vh)(y >= 14336), most = (vh)(y >= 20480);
+    c = (c & ~most) | (most & 24576);
+    return (a & ~one) | (b & one & ~two) | (c & two);
+#endif
+}
+
+/* The best scale of LANES blocks whose plain scale is normal; of others some scale. m: magnitudes,
+ * inv: 1 / (plain scale x global). */
+static inline vi search_scale(const vf *m, vi plain, vf inv)
+{
+    vh y[8];
+    vf unit = inv * 8192.0f, least = {0};
+    vi mantissa = plain & 7, best = plain;
+    for (int k = 0; k < 8; k++) {
+        vi a = __builtin_convertvector(vmin(m[2 * k] * unit, splat(65535.0f)), vi);
+        vi b = __builtin_convertvector(vmin(m[2 * k + 1] * unit, splat(65535.0f)), vi);
+        y[k] = (vh)(a | (b << 16));
+    }
+    for (int i = 0; i <= BELOW + ABOVE; i++) {
+        /* The plain scale is looked at first. */
+        int d = i == 0 ? 0 : i <= BELOW ? i - 1 - BELOW : i - BELOW;
+        vh ratio = (vh)by_mantissa(ratios[d + BELOW], mantissa);
+        vi sum = {0}, c = plain + d;
+        for (int k = 0; k < 8; k++) {
+            vh v = mul_high(y[k], ratio);
+            sum += squares((vsh)(v - nearest(v)));
+        }
+        vf e = __builtin_convertvector(sum, vf) *
+               (vf)by_mantissa(weights[d + BELOW], mantissa);
+        if (d == 0) {
+            least = e;
+            continue;
+        }
+        vi better = (e < least) & (c <= 0x7e);
+        best = picki(better, c, best);
+        least = pick(better, e, least);
+    }
+    return best;
+}
+
+/* For the few blocks with smaller plain scales: the same in floats, in units of the block's step. */
 static inline vf blocks_estimate(const vf *x, vi c, float global)
 {
     vf s = e4m3(c), unit = s * global, inv = reciprocal(s, global), sum = {0};
-#if defined(__AVX512F__) && LANES == 16
-    /* Four times the value, cut to an integer, finds the nearest code in a table: all midpoints are
-     * multiples of a quarter. */
-    const __m512 low = _mm512_setr_ps(0, 2, 2, 4, 4, 6, 6, 8, 8, 8, 12, 12, 12, 12, 16, 16);
-    const __m512 high =
-        _mm512_setr_ps(16, 16, 16, 16, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24);
-    const __m512i last = _mm512_set1_epi32(31);
-    __m512 inv4 = (__m512)(inv * 4.0f);
-    for (int k = 0; k < 16; k++) {
-        __m512 y = _mm512_mul_ps((__m512)x[k], inv4);
-        __m512i at = _mm512_min_epi32(_mm512_cvttps_epi32(y), last);
-        vf d = (vf)y - (vf)_mm512_permutex2var_ps(low, at, high);
-        sum += d * d;
-    }
-    sum *= 0.0625f;
-#else
     for (int k = 0; k < 16; k++) {
         vf y = x[k] * inv, d = y - e2m1_round(y);
         sum += d * d;
     }
-#endif
     return sum * (unit * unit);
+}
+
+static inline vi search_small(const vf *m, vi plain, float global)
+{
+    vf least = blocks_estimate(m, plain, global);
+    vi best = plain;
+    for (int d = -BELOW; d <= ABOVE; d++) {
+        vi c = plain + d;
+        c = picki(c < 1, plain, c);
+        vf e = blocks_estimate(m, c, global);
+        vi better = e < least;
+        best = picki(better, c, best);
+        least = pick(better, e, least);
+    }
+    return best;
+}
+
+static inline bool any(vi mask)
+{
+#if defined(__AVX512F__) && LANES == 16
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif defined(__AVX2__) && LANES == 8
+    return _mm256_testz_si256((__m256i)mask, (__m256i)mask) == 0;
+#else
+    int32_t r = 0;
+    for (int j = 0; j < LANES; j++) {
+        r |= mask[j];
+    }
+    return r != 0;
+#endif
 }
 
 /* Index vectors of turn(): from two rows of a square, what each gets of the other's corner. */
@@ -251,39 +419,36 @@ static inline void nvfp4_lanes(const float *x, float global, bool search, uint8_
         amax = vmax(m[k], amax);
         sum_sq += m[k] * m[k];
     }
-    vi plain = plain_scale(amax, global), best = plain;
-    vf plain_err = blocks_error(m, plain, global, &st->plain_max), best_err = plain_err;
+    vi plain = plain_scale(amax, global), best = plain, zero = amax == 0.0f;
+    vf scale = e4m3(plain), inv = reciprocal(scale, global), code[16];
+    vf plain_err = blocks_error(m, scale, inv, global, code, &st->plain_max), best_err = plain_err;
     st->max = st->plain_max;
     if (search) {
-        vf least = blocks_estimate(m, plain, global), max;
-        for (int d = -BELOW; d <= ABOVE; d++) {
-            if (d == 0) {
-                continue;
-            }
-            vi c = plain + d;
-            c = picki(c < 1, plain, picki(c > 0x7e, plain, c));
-            vf e = blocks_estimate(m, c, global);
-            vi better = e < least;
-            best = picki(better, c, best);
-            least = pick(better, e, least);
+        vi small = (plain < 16) & ~zero;
+        vf max, other[16];
+        best = search_scale(m, plain, inv);
+        if (any(small)) {
+            best = picki(small, search_small(m, plain, global), best);
         }
-        best_err = blocks_error(m, best, global, &max);
+        best = picki(zero, plain, best);
+        scale = e4m3(best);
+        best_err = blocks_error(m, scale, reciprocal(scale, global), global, other, &max);
         vi keep = best_err < plain_err * (1.0f - MARGIN);
         best = picki(keep, best, plain);
         best_err = pick(keep, best_err, plain_err);
         st->max = pick(keep, max, st->plain_max);
+        for (int k = 0; k < 16; k++) {
+            code[k] = pick(keep, other[k], code[k]);
+        }
     }
-    vi zero = amax == 0.0f;
     st->err = best_err;
     st->plain_err = plain_err;
     st->sum_sq = sum_sq;
     best = picki(zero, best * 0, best);
-    vf inv = reciprocal(e4m3(best), global);
-    inv = pick(zero, splat(0.0f), inv);
     /* Eight bytes a block: codes 2k and 2k + 1 are byte k, four bytes a word. */
     vi word[2] = {{0}, {0}};
     for (int k = 0; k < 16; k++) {
-        vi c = e2m1_code(e2m1_round(m[k] * inv));
+        vi c = e2m1_code(code[k]);
         c = picki(c == 0, c, c | sign[k]);
         word[k / 8] |= c << (4 * (k % 8));
     }

@@ -152,6 +152,8 @@ static void bf16_stats(const float *x, const uint16_t *b, uint64_t n_rows, uint6
     st->plain_rows_above = st->rows_above;
 }
 
+#define PIECE_VALUES 49152u
+
 static int convert_rows(struct qx_repack *r, uint64_t row0, uint64_t n, struct rp_scratch *s,
                         uint8_t *codes, uint8_t *scales, struct qx_quant_stats *st,
                         struct qx_error *err)
@@ -160,23 +162,31 @@ static int convert_rows(struct qx_repack *r, uint64_t row0, uint64_t n, struct r
     if (!t->convert) {
         return qx_rows_read_stored(t->rows, row0, n, codes, scales, err);
     }
-    float *x = rp_scratch_get(s, 0, n * t->width * sizeof *x + 1);
-    if (x == NULL) {
-        return qx_fail_nomem(err);
+    /* Pieces whose values stay in the processor's cache between the decoder and the encoder. */
+    uint64_t piece = PIECE_VALUES / t->width + 1;
+    uint64_t code_n = qx_rows_raw_bytes(t->rows), scale_n = qx_rows_scale_bytes(t->rows);
+    float *x = rp_scratch_get(s, 0, piece * t->width * sizeof *x + 1);
+    uint8_t *in = rp_scratch_get(s, 4, piece * (code_n + scale_n) + 1);
+    int rc = x == NULL || in == NULL ? qx_fail_nomem(err) : 0;
+    for (uint64_t i = 0, m; rc == 0 && i < n; i += m) {
+        m = n - i < piece ? n - i : piece;
+        uint8_t *in_scales = in + m * code_n, *out = codes + i * t->code_bytes;
+        rc = qx_rows_read_stored(t->rows, row0 + i, m, in, in_scales, err);
+        if (rc != 0) {
+            break;
+        }
+        qx_rows_decode_stored(t->rows, row0 + i, m, in, in_scales, x);
+        if (t->to == QX_F_BF16) {
+            qx_decode_ops()->to_bf16(x, m * t->width, (uint16_t *)(void *)out);
+            bf16_stats(x, (const uint16_t *)(const void *)out, m, t->width, st);
+        } else if (t->to == QX_F_FP8) {
+            qx_fp8_quantize(x, m, t->width, t->global, t->plain_global, out, st);
+        } else {
+            qx_nvfp4_quantize(x, m, t->width, t->global, !r->o.plain_scales, out,
+                              scales + i * t->scale_bytes, st);
+        }
     }
-    int rc = qx_rows_read_range(t->rows, row0, n, QX_ROW_F32, x, err);
-    if (rc != 0) {
-        return rc;
-    }
-    if (t->to == QX_F_BF16) {
-        qx_decode_ops()->to_bf16(x, n * t->width, (uint16_t *)(void *)codes);
-        bf16_stats(x, (const uint16_t *)(const void *)codes, n, t->width, st);
-    } else if (t->to == QX_F_FP8) {
-        qx_fp8_quantize(x, n, t->width, t->global, t->plain_global, codes, st);
-    } else {
-        qx_nvfp4_quantize(x, n, t->width, t->global, !r->o.plain_scales, codes, scales, st);
-    }
-    return 0;
+    return rc;
 }
 
 static int table(struct qx_repack *r, const struct rp_job *j, const struct rp_sink *k,

@@ -146,6 +146,26 @@ static void decode_row(const struct qx_rows *r, const struct qx_decode_ops *ops,
     }
 }
 
+void qx_rows_decode_stored(const struct qx_rows *r, uint64_t row0, uint64_t n, const void *codes,
+                           const void *scales, float *out)
+{
+    const struct qx_decode_ops *ops = qx_decode_ops();
+    bool one = r->n_global <= 1;
+    if (r->format == QX_F_BF16) {
+        ops->bf16(codes, n * r->width, out);
+    } else if (r->format == QX_F_FP8 && one) {
+        ops->fp8(codes, r->global[0], n * r->width, out);
+    } else if (r->format == QX_F_NVFP4 && one) {
+        ops->nvfp4(codes, scales, r->global[0], n * r->width, out); /* rows are whole blocks */
+    } else {
+        for (uint64_t i = 0; i < n; i++) {
+            decode_row(r, ops, row0 + i, (const uint8_t *)codes + i * r->code_bytes,
+                       r->scale_bytes > 0 ? (const uint8_t *)scales + i * r->scale_bytes : NULL,
+                       out + i * r->width);
+        }
+    }
+}
+
 struct want {
     uint64_t row;
     uint32_t at;
@@ -185,6 +205,9 @@ struct reader {
     uint8_t *codes, *scales;
     float *row;         /* one row, for bf16 output */
     uint64_t span_rows; /* rows whose codes fit into the buffer */
+    struct qx_read_queue *queue; /* from here on: made when first needed */
+    struct flight *flight;
+    uint8_t *group;
 };
 
 static uint64_t code_off(const struct qx_rows *r, uint64_t local)
@@ -285,14 +308,16 @@ static size_t span_of(const struct reader *rd, const struct want *w, size_t n)
 
 /* ---- many small spans --------------------------------------------------------------------- */
 
-/* A call a span costs more than its rows do. When the pages of a table that is not too large are in
- * memory already they are decoded straight from a map (of a larger one the map would count as this
- * process's memory, page after page); when they are not, many reads are put in flight at once.
- * Which it is, is asked for a few spans and only decides the speed. */
+/* A call a span costs more than its rows do. Rows whose pages are in memory already are decoded
+ * straight from a map; when they are not, many reads are put in flight at once. Which it is, is
+ * asked for a few spans of every window and only decides the speed. The pages of a table that is
+ * not small are given back window by window, since they would count as this process's memory. */
 #define MANY 1024u
 #define GROUP 256u
 #define GROUP_BYTES (1u << 20)
 #define PROBES 8u
+#define WINDOW 256u
+#define AROUND_BYTES 65536u /* a fault maps what is in memory around it, up to this */
 #define MAP_BYTES (512ull << 20)
 
 static const uint8_t *mapped(const struct qx_rows *r, uint64_t part, bool scale)
@@ -332,9 +357,38 @@ static bool in_memory(const struct reader *rd, const struct want *w, size_t n)
     return true;
 }
 
+/* Unmaps the pages around [first, end) of a tensor mapped at p; they stay in the cache. */
+static void give_back(const uint8_t *p, uint64_t size, uint64_t first, uint64_t end)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), lo = (uintptr_t)p & ~(page - 1),
+              hi = ((uintptr_t)p + size + page - 1) & ~(page - 1),
+              a = ((uintptr_t)p + first) & ~(uintptr_t)(AROUND_BYTES - 1),
+              b = ((uintptr_t)p + end + AROUND_BYTES) & ~(uintptr_t)(AROUND_BYTES - 1);
+    a = a > lo ? a : lo;
+    b = b < hi ? b : hi;
+    (void)madvise((void *)a, b - a, MADV_DONTNEED);
+}
+
+/* Spans of one part, the first at w[0] and the last at w[n - 1], are decoded: their pages go. */
+static void done_with(const struct reader *rd, const struct want *w, size_t n)
+{
+    const struct qx_rows *r = rd->r;
+    uint64_t part = w[0].row / r->rows_per_part;
+    struct extent a = extent_of(rd, w, 1), b = extent_of(rd, w + n - 1, 1);
+    const uint8_t *c = mapped(r, part, false), *s = a.scale_n > 0 ? mapped(r, part, true) : NULL;
+    if (c != NULL) {
+        give_back(c, r->parts[part].weight->size_bytes, a.code_off, b.code_off + b.code_n);
+    }
+    if (s != NULL) {
+        give_back(s, r->parts[part].scale->size_bytes, a.scale_off, b.scale_off + b.scale_n);
+    }
+}
+
 static int read_mapped(struct reader *rd, const struct want *w, size_t n, struct qx_error *err)
 {
     const struct qx_rows *r = rd->r;
+    bool small = r->n_rows <= MAP_BYTES / (r->code_bytes + r->scale_bytes + 1);
+    size_t begin = 0;
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < n;) {
         size_t k = span_of(rd, w + i, n - i);
@@ -348,6 +402,10 @@ static int read_mapped(struct reader *rd, const struct want *w, size_t n, struct
             decode_span(rd, w + i, k, c + e.code_off, s != NULL ? s + e.scale_off : NULL);
         }
         i += k;
+        if (!small && rc == 0 && (i == n || w[i].row / r->rows_per_part != part)) {
+            done_with(rd, w + begin, i - begin);
+            begin = i;
+        }
     }
     return rc;
 }
@@ -364,11 +422,16 @@ struct flight {
 static int read_in_flight(struct reader *rd, const struct want *w, size_t n, struct qx_error *err)
 {
     const struct qx_rows *r = rd->r;
-    struct qx_read_queue *q = NULL;
-    struct flight *f = qx_malloc(sizeof *f);
-    uint8_t *buf = qx_malloc(GROUP_BYTES);
-    int rc =
-        f == NULL || buf == NULL ? qx_fail_nomem(err) : qx_read_queue_create(&q, GROUP, false, err);
+    int rc = 0;
+    if (rd->queue == NULL) {
+        rd->flight = rd->flight != NULL ? rd->flight : qx_malloc(sizeof *rd->flight);
+        rd->group = rd->group != NULL ? rd->group : qx_malloc(GROUP_BYTES);
+        rc = rd->flight == NULL || rd->group == NULL
+                 ? qx_fail_nomem(err)
+                 : qx_read_queue_create(&rd->queue, GROUP, false, err);
+    }
+    struct flight *f = rd->flight;
+    uint8_t *buf = rd->group;
     for (size_t i = 0; rc == 0 && i < n;) {
         size_t m = 0, n_reads = 0, used = 0;
         while (i < n && m < GROUP) {
@@ -408,7 +471,7 @@ static int read_in_flight(struct reader *rd, const struct want *w, size_t n, str
             i += k;
             m++;
         }
-        bool whole = rc == 0 && qx_read_queue_all(q, f->reads, n_reads, NULL) == 0;
+        bool whole = rc == 0 && qx_read_queue_all(rd->queue, f->reads, n_reads, NULL) == 0;
         for (size_t k = 0; rc == 0 && k < m; k++) {
             if (whole) {
                 decode_span(rd, f->span[k].w, f->span[k].n, f->span[k].codes, f->span[k].scales);
@@ -418,9 +481,6 @@ static int read_in_flight(struct reader *rd, const struct want *w, size_t n, str
             }
         }
     }
-    qx_read_queue_destroy(q);
-    qx_free(f);
-    qx_free(buf);
     return rc;
 }
 
@@ -433,16 +493,15 @@ static int read_wants(struct reader *rd, const struct want *w, size_t n, struct 
         i += span_of(rd, w + i, n - i);
         spans++;
     }
-    if (spans > n / 8) {
-        bool there = in_memory(rd, w, n);
-        if (!there) {
-            return read_in_flight(rd, w, n, err);
+    for (size_t i = 0, m; rc == 0 && spans > n / 8 && i < n; i += m) {
+        m = n - i < WINDOW ? n - i : WINDOW;
+        while (m < n - i && w[i + m].row == w[i + m - 1].row) {
+            m++;
         }
-        if (r->n_rows <= MAP_BYTES / (r->code_bytes + r->scale_bytes + 1)) {
-            return read_mapped(rd, w, n, err);
-        }
+        rc = in_memory(rd, w + i, m) ? read_mapped(rd, w + i, m, err)
+                                     : read_in_flight(rd, w + i, m, err);
     }
-    for (size_t i = 0; rc == 0 && i < n;) {
+    for (size_t i = 0; rc == 0 && spans <= n / 8 && i < n;) {
         size_t k = span_of(rd, w + i, n - i);
         rc = read_span(rd, w + i, k, err);
         i += k;
@@ -472,6 +531,9 @@ static int reader_init(struct reader *rd, struct qx_error *err)
 
 static void reader_fini(struct reader *rd)
 {
+    qx_read_queue_destroy(rd->queue);
+    qx_free(rd->flight);
+    qx_free(rd->group);
     qx_free(rd->codes);
     qx_free(rd->scales);
     qx_free(rd->row);

@@ -19,6 +19,9 @@ int qx_rows_read_range(const struct qx_rows *r, uint64_t row0, uint64_t n, enum 
  * scales [n, qx_rows_scale_bytes] (scales may be NULL when there are none). Also of packed tables. */
 int qx_rows_read_stored(const struct qx_rows *r, uint64_t row0, uint64_t n, void *codes, void *scales,
                         struct qx_error *err);
+/* Rows [row0, row0 + n) read so, as f32 [n, width]: the values that qx_rows_read gives. */
+void qx_rows_decode_stored(const struct qx_rows *r, uint64_t row0, uint64_t n, const void *codes,
+                           const void *scales, float *out);
 uint64_t qx_rows_scale_bytes(const struct qx_rows *r); /* block-scale bytes a row: NVFP4, MXFP8; else 0 */
 /* The one scale of FP8 and NVFP4; 1 for formats that have none. For fused experts that of expert 0. */
 float qx_rows_global(const struct qx_rows *r);
