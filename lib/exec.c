@@ -181,7 +181,7 @@ struct step_watch {
     const struct qx_row *rows;
     uint32_t n;
     const struct qx_want *w;
-    float *x; /* host copy */
+    float *x; /* host copy of the wide states; NULL: not wanted */
 };
 
 static bool finite_row(const float *x, size_t n)
@@ -194,12 +194,44 @@ static bool finite_row(const float *x, size_t n)
     return true;
 }
 
+/* Selected blocks of the layer that just ran. */
+static int tell_blocks(const struct step_watch *t, uint32_t layer, struct qx_error *err)
+{
+    struct qx_model *m = t->m;
+    const struct qx_gen_hooks *h = t->w->hooks;
+    uint32_t width = m->budget.budget_blocks;
+    int32_t *host = qx_malloc((size_t)t->n * (width + 1u) * sizeof *host);
+    if (!host) {
+        return qx_fail_nomem(err);
+    }
+    int32_t *count = host + (size_t)t->n * width;
+    int rc = m->be->download(m->q, host, m->b.block, (size_t)t->n * width * sizeof *host);
+    rc = rc ? rc : m->be->download(m->q, count, m->b.n_block, t->n * sizeof *count);
+    rc = rc ? qx_model_op_failed(m, "download", rc, err) : m->be->wait(m->q, err);
+    for (uint32_t r = 0; r < t->n && !rc; ++r) {
+        if (h->want_blocks(h->user, (uint64_t)t->rows[r].pos)) {
+            h->blocks(h->user, layer, (uint64_t)t->rows[r].pos, host + (size_t)r * width, (uint32_t)count[r]);
+        }
+    }
+    qx_free(host);
+    return rc;
+}
+
 static int after_layer(void *user, uint32_t layer, struct qx_error *err)
 {
     struct step_watch *t = user;
     struct qx_model *m = t->m;
     const struct qx_gen_hooks *h = t->w->hooks;
     size_t wide = (size_t)m->cfg->hc_count * m->cfg->hidden_size;
+    if (h && h->blocks && h->want_blocks && m->layers[layer].type == QX_LAYER_QSA) {
+        int told = tell_blocks(t, layer, err);
+        if (told) {
+            return told;
+        }
+    }
+    if (!t->x) {
+        return 0;
+    }
     if (m->be->download(m->q, t->x, m->b.x, t->n * wide * 4)) {
         return qx_model_op_failed(m, "download", -1, err);
     }
@@ -422,7 +454,8 @@ int qx_exec_step(struct qx_model *m, const struct qx_row *rows, uint32_t n, cons
                  struct qx_error *err)
 {
     const struct qx_gen_hooks *h = w->hooks;
-    bool watched = w->scan_layer || (h && h->streams && h->want_streams);
+    bool wide = w->scan_layer || (h && h->streams && h->want_streams);
+    bool watched = wide || (h && h->blocks && h->want_blocks);
     fill_rows(m, &m->ctl, rows, n);
     fill_logit_rows(&m->ctl, rows, w);
     int rc = upload_pages(m, err);
@@ -438,7 +471,7 @@ int qx_exec_step(struct qx_model *m, const struct qx_row *rows, uint32_t n, cons
         return rc;
     }
     struct step_watch watch = {m, rows, n, w, NULL};
-    if (watched) {
+    if (wide) {
         watch.x = qx_malloc((size_t)n * m->cfg->hc_count * m->cfg->hidden_size * 4);
         if (!watch.x) {
             return qx_fail_nomem(err);

@@ -375,6 +375,9 @@ struct qx_gen_hooks {
     /* Rows of the n-gram table of a position: [n_heads]. */
     bool (*want_ple_rows)(void *user, uint64_t pos);
     void (*ple_rows)(void *user, uint64_t pos, const int64_t *rows, uint32_t n_heads);
+    /* Blocks of keys that a sparse attention layer chose at a position: [n], ascending. */
+    bool (*want_blocks)(void *user, uint64_t pos);
+    void (*blocks)(void *user, uint32_t layer, uint64_t pos, const int32_t *block, uint32_t n);
 };
 
 /* One sequence. Positions count from 0 over everything ever fed or generated. */

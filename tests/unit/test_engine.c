@@ -1,6 +1,8 @@
 /* Against expected results of independent implementations: logits, wide states, table rows, draft logits
  * and greedy tokens of every fixture, in every layout. Bound: 1e-5 relative L2, what two float32
  * pipelines differ by (an exact float64 implementation differs by 4e-6). */
+#include "config.h"
+#include "ckpt.h"
 #include "fixture.h"
 
 #define BOUND 1e-5
@@ -14,6 +16,7 @@ struct collect {
     float *streams;                 /* [layers, 2, wide] last two positions */
     int64_t *rows;                  /* [n, heads] */
     uint32_t heads;
+    size_t n_blocks;                /* calls of on_blocks */
 };
 
 static bool want_all(void *user, uint64_t pos)
@@ -53,6 +56,20 @@ static void on_rows(void *user, uint64_t pos, const int64_t *rows, uint32_t head
     memcpy(c->rows + pos * heads, rows, heads * sizeof *rows);
 }
 
+/* Complete blocks of keys only, ascending, and all of them as long as the budget holds them. */
+static void on_blocks(void *user, uint32_t layer, uint64_t pos, const int32_t *block, uint32_t n)
+{
+    struct collect *c = user;
+    const struct qx_config *cfg = qx_ckpt_config(c->f->ck);
+    uint64_t complete = (pos + 1) / cfg->indexer_compress_ratio, budget = cfg->indexer_budget / cfg->indexer_compress_ratio;
+    assert_int_equal(cfg->layer_type[layer], QX_LAYER_QSA);
+    assert_int_equal(n, complete < budget ? complete : budget);
+    for (uint32_t i = 0; i < n; ++i) {
+        assert_true(block[i] > (i ? block[i - 1] : -1) && (uint64_t)block[i] < complete);
+    }
+    ++c->n_blocks;
+}
+
 struct greedy { uint32_t *ids; size_t n; };
 static int on_token(void *user, const struct qx_token *t)
 {
@@ -85,11 +102,13 @@ static void check_prompt(const char *dir, struct fx_model *f, const cJSON *p, do
     struct qx_gen_hooks h = {.user = &c, .want_logits = want_all, .logits = on_logits,
                              .want_draft_logits = want_draft, .draft_logits = on_draft,
                              .want_streams = want_streams, .streams = on_streams,
-                             .want_ple_rows = want_all, .ple_rows = on_rows};
+                             .want_ple_rows = want_all, .ple_rows = on_rows,
+                             .want_blocks = want_all, .blocks = on_blocks};
     fx_ok(qx_gen_reset(f->g, &err), &err);
     qx_gen_set_hooks(f->g, &h);
     fx_ok(qx_gen_prefill(f->g, ids, n, NULL, NULL, &err), &err);
     qx_gen_set_hooks(f->g, NULL);
+    assert_true(c.n_blocks > 0 && c.n_blocks % n == 0);
 
     struct npy a;
     assert_true(npy_load(&a, "%s/expected/%s.logits.npy", dir, name));
