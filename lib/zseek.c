@@ -302,14 +302,23 @@ int qx_zseek_read(const struct qx_zseek *z, uint64_t off, void *dst, size_t n, s
         size_t mid = lo + (hi - lo) / 2;
         *(z->frames[mid].data_off <= off ? &lo : &hi) = mid;
     }
+    /* Frames that should be empty and lie at an edge of the range are read too: their content may not be. */
+    while (lo > 0 && z->frames[lo - 1].data_off == off) {
+        --lo;
+    }
     uint8_t *buf = NULL, *p = dst;
     size_t cap = 0;
     int rc = 0;
-    for (size_t i = lo; rc == 0 && n > 0; i++) {
+    for (size_t i = lo; rc == 0 && i < z->n; i++) {
         const struct qx_zseek_frame *f = &z->frames[i];
+        if (n == 0 && f->data_size > 0) {
+            break;
+        }
         uint64_t skip = off - f->data_off;
-        if (skip >= f->data_size) {
-            continue; /* an empty frame */
+        if (f->data_size == 0) {
+            uint8_t none;
+            rc = qx_zseek_read_frame(z, i, &none, err);
+            continue;
         }
         size_t k = f->data_size - skip < n ? (size_t)(f->data_size - skip) : n;
         if (skip == 0 && k == f->data_size) {
