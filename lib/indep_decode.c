@@ -416,7 +416,8 @@ int qx_indep_table(struct qx_indep *d, const struct qx_ckpt *ck, const struct qx
 void qx_indep_work_fini(struct qx_indep_work *w)
 {
     if (w) {
-        qx_free(w->bytes);
+        qx_free(w->codes.bytes);
+        qx_free(w->scales.bytes);
         memset(w, 0, sizeof *w);
     }
 }
@@ -454,6 +455,35 @@ static uint32_t product(const struct qx_indep *d, struct qx_indep_work *w, uint3
         w->value[slot] = qx_exact_to_f32(x);
     }
     return w->value[slot];
+}
+
+#define MAX_AHEAD (UINT64_C(1) << 20)
+
+/* The n bytes of t from off on, with those of `ahead` more rows when they are not there yet. */
+static int fetch(const struct qx_indep *d, struct qx_indep_window *w, const struct qx_tensor *t,
+                 uint64_t off, uint64_t n, uint64_t ahead, const uint8_t **p, struct qx_error *err)
+{
+    if (w->t != t || off < w->off || n > w->n || off - w->off > w->n - n) {
+        uint64_t all = n;
+        int rc;
+        if (n && ahead && ahead <= MAX_AHEAD / n && off <= t->size_bytes &&
+            n <= t->size_bytes - off) {
+            all = (ahead + 1) * n;
+            all = all <= t->size_bytes - off ? all : t->size_bytes - off;
+        }
+        w->t = NULL;
+        if (all > SIZE_MAX / 2 || !qx_grow((void **)&w->bytes, &w->cap, (size_t)all, 1)) {
+            return qx_fail_nomem(err);
+        }
+        if ((rc = qx_ckpt_read(d->ck, t, off, w->bytes, all, err)) != 0) {
+            return rc;
+        }
+        w->t = t;
+        w->off = off;
+        w->n = all;
+    }
+    *p = w->bytes + (off - w->off);
+    return 0;
 }
 
 /* Where the bytes of one row lie. */
@@ -536,7 +566,8 @@ int qx_indep_row(const struct qx_indep *d, uint64_t row, uint32_t *f32_bits, uin
     uint64_t code_bytes = 0, scale_bytes = 0;
     unsigned code_size = 1, scale_size = 0;
     uint64_t group = 0;
-    uint8_t *codes, *scales, code_dtype;
+    const uint8_t *codes, *scales = NULL;
+    uint8_t code_dtype;
     struct qx_exact global = {0};
     bool packed = d->format == QX_F_NVFP4 || d->format == QX_F_W4A16_NVFP4;
     uint64_t code_off, scale_off;
@@ -566,16 +597,11 @@ int qx_indep_row(const struct qx_indep *d, uint64_t row, uint32_t *f32_bits, uin
         scale_size = group == 128 ? number_size(p.scale->dtype) : 1;
         scale_bytes = qx_ceil_div(d->cols, group) * scale_size;
     }
-    if (code_bytes + scale_bytes > SIZE_MAX / 2 ||
-        !qx_grow((void **)&w->bytes, &w->cap, (size_t)(code_bytes + scale_bytes), 1)) {
-        return qx_fail_nomem(err);
-    }
     if (w->serial != d->serial) {
         memset(w->key, 0, sizeof w->key);
+        w->codes.t = w->scales.t = NULL;
         w->serial = d->serial;
     }
-    codes = w->bytes;
-    scales = codes + code_bytes;
     code_off = p.local * code_bytes;
     scale_off = p.scale_row * scale_bytes;
     if (d->block_bytes) {
@@ -583,9 +609,10 @@ int qx_indep_row(const struct qx_indep *d, uint64_t row, uint32_t *f32_bits, uin
                    row % d->rows_per_block * (code_bytes + scale_bytes);
         scale_off = code_off + code_bytes;
     }
-    rc = qx_ckpt_read(d->ck, p.weight, code_off, codes, code_bytes, err);
+    rc = fetch(d, &w->codes, p.weight, code_off, code_bytes, d->block_bytes ? 0 : w->ahead, &codes, err);
     if (!rc && group) {
-        rc = qx_ckpt_read(d->ck, p.scale, scale_off, scales, scale_bytes, err);
+        rc = fetch(d, &w->scales, p.scale, scale_off, scale_bytes,
+                   d->block_bytes || group == 128 ? 0 : w->ahead, &scales, err);
     }
     if (!rc && d->global) {
         rc = global_of(d, row, w, &global, err);

@@ -51,9 +51,16 @@ int qx_indep_table(struct qx_indep *d, const struct qx_ckpt *ck, const struct qx
 /* Working memory of one thread; zeroed is ready. Remembers results of (code, scale) pairs of the matrix
  * it last worked for, because the integer arithmetic is slow and pairs repeat. */
 #define QX_INDEP_MEMO 4096u
-struct qx_indep_work {
+struct qx_indep_window {
+    const struct qx_tensor *t;        /* whose bytes [off, off + n) are in `bytes`; NULL: none */
+    uint64_t off, n;
     uint8_t *bytes;
     size_t cap;
+};
+struct qx_indep_work {
+    uint64_t ahead;                   /* the caller's: so many rows after this one are wanted next, so that
+                                         they are read together */
+    struct qx_indep_window codes, scales;
     uint64_t serial;                  /* of the matrix remembered; 0 none */
     uint32_t global_code;             /* and of its global scale */
     uint64_t key[QX_INDEP_MEMO];      /* 0: free */

@@ -9,7 +9,7 @@ static const char *const origin_name[QX_RO_COUNT] = {
     [QX_RO_CONTAINER] = "container", [QX_RO_CONFIG] = "config", [QX_RO_QUANT] = "quantisation",
     [QX_RO_LAYOUT] = "layout", [QX_RO_SCALE] = "scales", [QX_RO_VALUE] = "values",
     [QX_RO_DECODE] = "decoding", [QX_RO_MANIFEST] = "manifest",
-    [QX_RO_DIFF] = "differences"};
+    [QX_RO_DIFF] = "differences", [QX_RO_TEXT] = "text"};
 
 #define E QX_SEV_ERROR
 #define W QX_SEV_WARNING
@@ -118,8 +118,13 @@ static const struct qx_rule rules[] = {
     {"stray-file", W, QX_RO_CONTAINER, "a safetensors file that the index does not name"},
     {"superseded-copies", W, QX_RO_CONTAINER,
      "an indexed file holds tensors that the index gives to another file"},
+    {"template-unknown", N, QX_RO_TEXT, "the chat template is not one that qx renders"},
     {"text-model-type", W, QX_RO_CONFIG,
      "text_config claims another model type than the top level"},
+    {"tokenizer-missing", N, QX_RO_TEXT, "parts of a tokenizer are there but no tokenizer.json"},
+    {"tokenizer-unsupported", E, QX_RO_TEXT, "the tokenizer has a setting that qx does not do"},
+    {"tokenizer-value", E, QX_RO_TEXT, "the tokenizer's content cannot be"},
+    {"tokenizer-vocab", W, QX_RO_TEXT, "the tokenizer has ids that the model does not have"},
     {"too-large", E, QX_RO_CONFIG, "a small JSON file is larger than any such file"},
     {"total-size", W, QX_RO_CONTAINER,
      "the index declares another total size than the tensors have"},

@@ -18,6 +18,7 @@ enum qx_rule_origin {
     QX_RO_VALUE,     /* rules_value.c: values of weights and buffers */
     QX_RO_DECODE,    /* decoding twice */
     QX_RO_MANIFEST,  /* checksums */
+    QX_RO_TEXT,      /* rules_text.c: tokenizer, chat template, generation defaults */
     QX_RO_DIFF,      /* inspect --diff: what two checkpoints do not share */
     QX_RO_COUNT
 };
@@ -48,5 +49,10 @@ int qx_rules_headers(const struct qx_ckpt *ck, struct qx_findings *fs, struct qx
  * scale-name-variant, scale-4d, unused-scale. A tensor that the index lists but whose file is missing or
  * lacks it is left to the finding of opening. */
 int qx_rules_scale_headers(const struct qx_ckpt *ck, struct qx_findings *fs, struct qx_error *err);
+
+/* The files beside the weights that `run` reads for text, through its own loaders, and whether other small
+ * JSON files of usual names are whole: json-..., tokenizer-..., template-unknown, config-type and
+ * config-value of generation_config.json. Nothing for a single file or without a usable config. */
+int qx_rules_text(const struct qx_ckpt *ck, struct qx_findings *fs, struct qx_error *err);
 
 #endif

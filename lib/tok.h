@@ -9,6 +9,8 @@
 #include "str.h"
 
 #define QX_TOK_NONE UINT32_MAX
+#define QX_TOK_MAX_BYTES (512u << 20) /* of a tokenizer's file */
+#define QX_TOK_EMPTY "{\"model\":{\"vocab\":{}}}" /* stands for tokenizer.json where only its config is there */
 
 struct qx_tok_entry {
     uint64_t off;    /* into qx_tok.bytes */

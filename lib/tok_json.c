@@ -21,7 +21,7 @@ int qx_tok_bad(struct qx_tok_loader *l, const char *kind, const char *fmt, ...)
     va_end(ap);
     qx_fail(l->err, !strcmp(kind, "tokenizer-unsupported") ? QX_E_UNSUPPORTED : QX_E_CONFIG, kind, "%s",
             text);
-    return qx_error_at(l->err, l->file, NULL, QX_NO_OFF);
+    return qx_error_at(l->err, l->file, NULL, l->at ? l->at_base + l->at->off : QX_NO_OFF);
 }
 
 int qx_tok_json_error(struct qx_tok_loader *l, const struct qx_json_pull *j, uint64_t base)
@@ -96,12 +96,27 @@ static int read_vocab(struct qx_tok_loader *l, struct qx_json_pull *j)
     return j->type == QX_JSON_OBJECT_END ? 0 : wrong(l, j, "model.vocab", "an object of ids");
 }
 
-/* True when the value about to be read is null, false, 0 or "". */
-static bool is_off(struct qx_json_pull *j)
+/* A key whose value is not needed: passed over, but refused when it is one of the n settings `must_be_off`
+ * and is not null, false, 0 or "". `prefix` names it in the message. */
+static int skip_off(struct qx_tok_loader *l, struct qx_json_pull *j, const char *const must_be_off[], size_t n,
+                    const char *prefix)
 {
+    size_t i = 0;
+    while (i < n && !key_is(j, must_be_off[i])) {
+        i++;
+    }
+    if (i == n) {
+        return qx_json_skip(j) ? 0 : qx_tok_json_error(l, j, 0);
+    }
     qx_json_next(j);
-    return j->type == QX_JSON_NULL || j->type == QX_JSON_FALSE ||
-           (j->type == QX_JSON_STRING && j->text.n == 0) || (j->type == QX_JSON_NUMBER && j->f64 == 0);
+    if (j->type == QX_JSON_ERROR) {
+        return qx_tok_json_error(l, j, 0);
+    }
+    if (j->type == QX_JSON_NULL || j->type == QX_JSON_FALSE ||
+        (j->type == QX_JSON_STRING && j->text.n == 0) || (j->type == QX_JSON_NUMBER && j->f64 == 0)) {
+        return 0;
+    }
+    return qx_tok_bad(l, "tokenizer-unsupported", "%s%s is set", prefix, must_be_off[i]);
 }
 
 static int read_model(struct qx_tok_loader *l, struct qx_json_pull *j)
@@ -135,18 +150,7 @@ static int read_model(struct qx_tok_loader *l, struct qx_json_pull *j)
         } else if (key_is(j, "ignore_merges")) {
             l->t->ignore_merges = qx_json_next(j) == QX_JSON_TRUE;
         } else {
-            bool known = false;
-            for (size_t i = 0; i < QX_ARRAY_LEN(must_be_off) && !known; i++) {
-                if (key_is(j, must_be_off[i])) {
-                    known = true;
-                    if (!is_off(j) && j->type != QX_JSON_ERROR) {
-                        return qx_tok_bad(l, "tokenizer-unsupported", "model.%s is set", must_be_off[i]);
-                    }
-                }
-            }
-            if (!known && !qx_json_skip(j)) {
-                return qx_tok_json_error(l, j, 0);
-            }
+            rc = skip_off(l, j, must_be_off, QX_ARRAY_LEN(must_be_off), "model.");
         }
         if (rc) {
             return rc;
@@ -188,18 +192,9 @@ static int read_added_token(struct qx_tok_loader *l, struct qx_json_pull *j, int
         } else if (key_is(j, "special")) {
             e.special = qx_json_next(j) == QX_JSON_TRUE;
         } else {
-            bool known = false;
-            for (size_t i = 0; i < QX_ARRAY_LEN(must_be_off) && !known; i++) {
-                if (key_is(j, must_be_off[i])) {
-                    known = true;
-                    if (!is_off(j) && j->type != QX_JSON_ERROR) {
-                        return qx_tok_bad(l, "tokenizer-unsupported", "an added token has '%s' set",
-                                   must_be_off[i]);
-                    }
-                }
-            }
-            if (!known && !qx_json_skip(j)) {
-                return qx_tok_json_error(l, j, 0);
+            int rc = skip_off(l, j, must_be_off, QX_ARRAY_LEN(must_be_off), "an added token: ");
+            if (rc) {
+                return rc;
             }
         }
         if (j->type == QX_JSON_ERROR) {
@@ -320,6 +315,7 @@ int qx_tok_read_json(struct qx_tok_loader *l, size_t n)
     struct qx_json_pull j;
     int rc = 0;
     qx_json_pull_init(&j, l->text, n);
+    l->at = &j;
     if (qx_json_next(&j) != QX_JSON_OBJECT) {
         rc = wrong(l, &j, l->file, "a JSON object");
         goto out;
@@ -347,6 +343,7 @@ int qx_tok_read_json(struct qx_tok_loader *l, size_t n)
         rc = qx_fail_nomem(l->err);
     }
 out:
+    l->at = NULL;
     qx_json_pull_fini(&j);
     return rc;
 }
@@ -357,6 +354,7 @@ int qx_tok_read_config(struct qx_tok_loader *l, const char *text, size_t n, stru
     int rc = 0;
     l->text = text;
     qx_json_pull_init(&j, text, n);
+    l->at = &j;
     if (qx_json_next(&j) != QX_JSON_OBJECT) {
         rc = wrong(l, &j, l->file, "a JSON object");
         goto out;
@@ -401,6 +399,7 @@ int qx_tok_read_config(struct qx_tok_loader *l, const char *text, size_t n, stru
         rc = wrong(l, &j, l->file, "a JSON object");
     }
 out:
+    l->at = NULL;
     qx_json_pull_fini(&j);
     return rc;
 }

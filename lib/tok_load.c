@@ -13,7 +13,6 @@
 #include <openssl/evp.h>
 #endif
 
-#define MAX_TOKENIZER_BYTES (512u << 20)
 #define MAX_SMALL_BYTES (64u << 20)
 
 /* SHA-256 of the template that chat.c renders (model 12). */
@@ -27,13 +26,13 @@ int qx_tok_load(struct qx_tok **out, const struct qx_ckpt *ck, struct qx_error *
     size_t n = 0, n_config = 0;
     bool present = false, has_config = false;
     *out = NULL;
-    int rc = qx_ckpt_read_small(ck, "tokenizer.json", MAX_TOKENIZER_BYTES, &text, &n, &present, err);
+    int rc = qx_ckpt_read_small(ck, "tokenizer.json", QX_TOK_MAX_BYTES, &text, &n, &present, err);
     if (rc == 0 && !present) {
         rc = qx_fail(err, QX_E_NOT_FOUND, "tokenizer-missing", "there is no tokenizer.json in '%s'",
                      qx_ckpt_path(ck));
     }
     if (rc == 0) {
-        rc = qx_ckpt_read_small(ck, "tokenizer_config.json", MAX_TOKENIZER_BYTES, &config, &n_config,
+        rc = qx_ckpt_read_small(ck, "tokenizer_config.json", QX_TOK_MAX_BYTES, &config, &n_config,
                                 &has_config, err);
     }
     if (rc == 0) {
@@ -46,7 +45,6 @@ int qx_tok_load(struct qx_tok **out, const struct qx_ckpt *ck, struct qx_error *
 
 int qx_tok_load_eos(const struct qx_ckpt *ck, int64_t *id, struct qx_error *err)
 {
-    static const char empty[] = "{\"model\":{\"vocab\":{}}}";
     struct qx_error local = {0};
     struct qx_tok *t = NULL;
     char *config = NULL;
@@ -58,7 +56,7 @@ int qx_tok_load_eos(const struct qx_ckpt *ck, int64_t *id, struct qx_error *err)
         rc = qx_ckpt_read_small(ck, "tokenizer_config.json", MAX_SMALL_BYTES, &config, &n, &present,
                                 &local);
         if (rc == 0 && present) {
-            rc = qx_tok_parse(&t, empty, sizeof empty - 1, "tokenizer.json", config, n, &local);
+            rc = qx_tok_parse(&t, QX_TOK_EMPTY, sizeof QX_TOK_EMPTY - 1, "tokenizer.json", config, n, &local);
         }
     }
     if (rc == 0 && t) {

@@ -11,6 +11,8 @@ struct qx_tok_loaded { uint64_t off; uint32_t len, id; bool special, added; };
 struct qx_tok_loader {
     struct qx_tok *t;            /* bytes collects the texts; nfc, split, ignore_merges are set */
     const char *file, *text;
+    const struct qx_json_pull *at; /* reader of what is being looked at, at at_base in the file; NULL: no place */
+    uint64_t at_base;
     struct qx_error *err;
     struct qx_tok_loaded *list;  /* tokens in file order */
     size_t n, cap;
@@ -24,7 +26,7 @@ struct qx_tok_loader {
     struct qx_buf tmp;
 };
 
-/* Sets the error with the file; returns its code. */
+/* Sets the error with the file and the place of `at`; returns its code. */
 int qx_tok_bad(struct qx_tok_loader *l, const char *kind, const char *fmt, ...) QX_PRINTF(3, 4);
 /* The reader's error, its position moved by `base`. */
 int qx_tok_json_error(struct qx_tok_loader *l, const struct qx_json_pull *j, uint64_t base);

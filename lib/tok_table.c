@@ -173,6 +173,8 @@ static int read_merges(struct qx_tok_loader *l)
     int rc = 0;
     uint64_t rank = 0, base = (uint64_t)(l->merges_begin - l->text);
     qx_json_pull_init(&j, l->merges_begin, (size_t)(l->merges_end - l->merges_begin));
+    l->at = &j;
+    l->at_base = base;
     qx_json_next(&j);
     while (rc == 0 && qx_json_next(&j) != QX_JSON_ARRAY_END) {
         if (j.type == QX_JSON_STRING) {
@@ -205,6 +207,8 @@ static int read_merges(struct qx_tok_loader *l)
         }
         rank++;
     }
+    l->at = NULL;
+    l->at_base = 0;
     qx_buf_fini(&a);
     qx_json_pull_fini(&j);
     return rc;

@@ -160,6 +160,7 @@ static int run(struct verify *v, struct qx_error *err)
     if (v->res) {
         rc = qx_rules_headers(v->ck, v->fs, err);
         rc = rc ? rc : qx_rules_scale_headers(v->ck, v->fs, err);
+        rc = rc ? rc : qx_rules_text(v->ck, v->fs, err);
     }
     if (rc == 0 && (v->o->level >= QX_VERIFY_SCALES || v->o->manifest || v->o->manifest_out)) {
         rc = read_values(v, err);

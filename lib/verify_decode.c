@@ -22,6 +22,7 @@
 #define MAX_GIVEN_UP 3u /* external decoder: failures before no more tensors are tried */
 #define ROWS_AT_ONCE 64u
 #define BF16_ROWS 8u
+#define RUN 8u /* drawn rows of a matrix lie together in so many: one read each, not eight */
 
 /* One matrix: a module or the table. */
 struct job {
@@ -106,9 +107,9 @@ static uint64_t mix(uint64_t *state)
 }
 
 /* Sorted rows of a matrix: the ends, both sides of every boundary of `part` rows, wide addresses, and
- * drawn ones up to `want` in all. */
+ * drawn ones, `run` neighbours at a time, up to `want` in all. */
 static void choose(struct row_list *l, uint64_t n_rows, uint64_t part, uint64_t n_parts, uint64_t width,
-                   uint64_t row_bytes, uint64_t want, uint64_t seed)
+                   uint64_t row_bytes, uint64_t want, uint64_t run, uint64_t seed)
 {
     uint64_t state = seed;
     l->n = 0;
@@ -129,8 +130,11 @@ static void choose(struct row_list *l, uint64_t n_rows, uint64_t part, uint64_t 
         return;
     }
     for (unsigned round = 0; l->n < want && round < 64 && !l->nomem; ++round) {
-        for (uint64_t i = l->n; i < want; ++i) {
-            row_add(l, mix(&state) % n_rows, n_rows);
+        for (uint64_t i = l->n; i < want;) {
+            uint64_t row = mix(&state) % n_rows;
+            for (uint64_t k = 0; k < run && i < want; ++k, ++i) {
+                row_add(l, row + k, n_rows);
+            }
         }
         row_sort(l);
     }
@@ -242,6 +246,11 @@ static int against_library(struct decode *d, struct job *j, const struct qx_rows
         n16 = n < BF16_ROWS ? n : BF16_ROWS;
         rc = rc ? rc : first_decoder(d, r, rows, n16, QX_ROW_BF16, s->h1, err);
         for (size_t i = 0; rc == 0 && i < n; ++i) {
+            size_t last = i;
+            while (last + 1 < n && rows[last + 1] == rows[last] + 1) {
+                ++last;
+            }
+            s->work.ahead = last - i;
             rc = qx_indep_row(&in, rows[i], s->f2, i < n16 ? s->h2 : NULL, &s->work, err);
             for (uint64_t c = 0; rc == 0 && c < width; ++c) {
                 uint32_t a = s->f1[i * width + c], b = s->f2[c];
@@ -312,7 +321,7 @@ static void decode_one(struct decode *d, struct job *j, struct space *s)
     if (rc == 0 && qx_rows_count(r) > 0 && qx_rows_width(r) > 0) {
         j->tried = true;
         choose(&s->rows, qx_rows_count(r), j->module ? 0 : t->rows_per_shard, j->module ? 0 : t->n_shards,
-               qx_rows_width(r), qx_rows_raw_bytes(r), o->sample_rows,
+               qx_rows_width(r), qx_rows_raw_bytes(r), o->sample_rows, j->module ? RUN : 1,
                o->seed ^ name_hash(j->module ? j->module->name : "table"));
         if (!j->module && !t->packed_rows) {
             keep_readable(&s->rows, t);

@@ -279,6 +279,38 @@ config("text-model-type", lambda x: x["text_config"].update(model_type="llama"))
 config("rope-unsupported", lambda x: x["text_config"]["rope_parameters"].update(rope_type="longrope"))
 
 
+# --- text ------------------------------------------------------------------------------------
+
+def text_files(kind, change, name="tokenizer.json"):
+    """A defect in a file beside the weights; `change` gets a sound tokenizer and returns what is written."""
+    def f(d):
+        t0.t0().write(d)
+        t0.write_json(d / name, change(t0.tokenizer()))
+    DEFECTS[kind] = f
+
+
+def with_merge(t):
+    t["model"]["merges"].append(["A", "~"])
+    return t
+
+
+def lowercase(t):
+    t["normalizer"] = {"type": "Lowercase"}
+    return t
+
+
+text_files("tokenizer-value", with_merge)
+text_files("tokenizer-unsupported", lowercase)
+text_files("tokenizer-vocab", lambda t: t0.tokenizer(vocab=33))
+text_files("tokenizer-missing", lambda t: {"eos_token": "x"}, "tokenizer_config.json")
+
+
+@defect("template-unknown")
+def _(d):
+    t0.t0().write(d)
+    (d / "chat_template.jinja").write_text("{{ messages }}")
+
+
 # --- quantisation settings -------------------------------------------------------------------
 
 def plain_expert(c):
