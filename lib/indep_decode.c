@@ -427,7 +427,7 @@ static uint32_t product(const struct qx_indep *d, struct qx_indep_work *w, uint3
                         uint8_t code_dtype, uint8_t scale_dtype, struct qx_exact global)
 {
     uint64_t key = ((uint64_t)scale << 32 | code) + 1;
-    size_t slot = (size_t)((key * UINT64_C(0x9e3779b97f4a7c15)) >> 52);
+    size_t slot = (code ^ scale << 4) % QX_INDEP_MEMO; /* a place of its own for every pair of small codes */
     if (w->key[slot] != key) {
         struct qx_exact x;
         uint8_t b[4] = {(uint8_t)code, (uint8_t)(code >> 8), (uint8_t)(code >> 16), (uint8_t)(code >> 24)};
@@ -484,6 +484,25 @@ static int fetch(const struct qx_indep *d, struct qx_indep_window *w, const stru
     }
     *p = w->bytes + (off - w->off);
     return 0;
+}
+
+static void forget(struct qx_indep_work *w)
+{
+    memset(w->key, 0, sizeof w->key);
+    memset(w->ready, 0, sizeof w->ready);
+}
+
+/* Values of the 16 four-bit codes under one block scale: they are neighbours in the memo. */
+static const uint32_t *nibbles(const struct qx_indep *d, struct qx_indep_work *w, uint32_t scale,
+                               struct qx_exact global)
+{
+    if (!w->ready[scale]) {
+        for (uint32_t code = 0; code < 16; ++code) {
+            product(d, w, code, scale, QX_DT_U8, QX_DT_F8_E4M3, global);
+        }
+        w->ready[scale] = true;
+    }
+    return w->value + (scale << 4) % QX_INDEP_MEMO;
 }
 
 /* Where the bytes of one row lie. */
@@ -552,7 +571,7 @@ static int global_of(const struct qx_indep *d, uint64_t row, struct qx_indep_wor
         b[i] = (uint8_t)(bits >> (8 * i));
     }
     if (w->global_code != bits) {
-        memset(w->key, 0, sizeof w->key);
+        forget(w);
         w->global_code = bits;
     }
     *global = number_at(d->global->dtype, b);
@@ -598,7 +617,7 @@ int qx_indep_row(const struct qx_indep *d, uint64_t row, uint32_t *f32_bits, uin
         scale_bytes = qx_ceil_div(d->cols, group) * scale_size;
     }
     if (w->serial != d->serial) {
-        memset(w->key, 0, sizeof w->key);
+        forget(w);
         w->codes.t = w->scales.t = NULL;
         w->serial = d->serial;
     }
@@ -620,23 +639,25 @@ int qx_indep_row(const struct qx_indep *d, uint64_t row, uint32_t *f32_bits, uin
     if (rc) {
         return rc;
     }
-    for (uint64_t c = 0; c < d->cols; ++c) {
-        uint32_t code, scale = 0, bits;
+    for (uint64_t from = 0, step = group ? group : d->cols; from < d->cols; from += step) {
+        uint64_t to = d->cols - from < step ? d->cols : from + step;
+        uint32_t scale = group ? le(scales + from / step * scale_size, scale_size) : 0;
+        uint8_t scale_dtype = group ? p.scale->dtype : 0;
         if (packed) {
-            code = c % 2 ? codes[c / 2] / 16u : codes[c / 2] % 16u;
-        } else {
-            code = le(codes + c * code_size, code_size);
+            const uint32_t *value = nibbles(d, w, scale, global);
+            for (uint64_t c = from; c < to; c += 2) { /* groups are even */
+                f32_bits[c] = value[codes[c / 2] % 16u];
+                f32_bits[c + 1] = value[codes[c / 2] / 16u];
+            }
+            continue;
         }
-        if (group) {
-            scale = le(scales + c / group * scale_size, scale_size);
+        for (uint64_t c = from; c < to; ++c) {
+            uint32_t code = code_size == 1 ? codes[c] : le(codes + c * code_size, code_size);
+            f32_bits[c] = product(d, w, code, scale, code_dtype, scale_dtype, global);
         }
-        bits = product(d, w, code, scale, code_dtype, group ? p.scale->dtype : 0, global);
-        if (f32_bits) {
-            f32_bits[c] = bits;
-        }
-        if (bf16_bits) {
-            bf16_bits[c] = qx_exact_f32_to_bf16(bits);
-        }
+    }
+    for (uint64_t c = 0; bf16_bits && c < d->cols; ++c) {
+        bf16_bits[c] = qx_exact_f32_to_bf16(f32_bits[c]);
     }
     return 0;
 }

@@ -65,10 +65,11 @@ struct qx_indep_work {
     uint32_t global_code;             /* and of its global scale */
     uint64_t key[QX_INDEP_MEMO];      /* 0: free */
     uint32_t value[QX_INDEP_MEMO];
+    bool ready[256];                  /* block scales whose 16 codes are all there */
 };
 void qx_indep_work_fini(struct qx_indep_work *w);
 
-/* One row as f32 bits and bfloat16 bits, cols each; either may be NULL. Rows of a fused [E, R, C] are
+/* One row as f32 bits and bfloat16 bits (may be NULL), cols each. Rows of a fused [E, R, C] are
  * addressed as e x R + r. */
 int qx_indep_row(const struct qx_indep *d, uint64_t row, uint32_t *f32_bits, uint16_t *bf16_bits,
                  struct qx_indep_work *w, struct qx_error *err);

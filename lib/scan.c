@@ -177,15 +177,22 @@ static bool cut(struct pass *p, struct chunk *c)
 /* What a worker learns about an item of its chunk before it tells. */
 struct learned { bool nonzero; uint64_t n[QX_SCAN_CLASSES], first[QX_SCAN_CLASSES]; };
 
-static void learn(struct learned *l, unsigned classes, uint64_t elem)
+/* n elements of these classes from elem on. */
+static void learn_many(struct learned *l, unsigned classes, uint64_t elem, uint64_t n)
 {
     for (unsigned k = 0; k < QX_SCAN_CLASSES; ++k) {
         if (classes >> k & 1u) {
-            if (l->n[k]++ == 0) {
+            if (l->n[k] == 0) {
                 l->first[k] = elem;
             }
+            l->n[k] += n;
         }
     }
+}
+
+static void learn(struct learned *l, unsigned classes, uint64_t elem)
+{
+    learn_many(l, classes, elem, 1);
 }
 
 static void tell(struct qx_scan_item *it, const struct learned *l)
@@ -228,7 +235,9 @@ static void look(const struct pass *p, struct learned *l, enum qx_scan_kind kind
         uint64_t take = n - at < LOOK ? n - at : LOOK;
         unsigned f = qx_scan_block(kind, b + at, (size_t)take);
         l->nonzero |= f & QX_SCAN_NONZERO;
-        if ((f & QX_SCAN_SUSPECT) && size == 1) {
+        if ((f & QX_SCAN_SUSPECT) && !(f & QX_SCAN_NONZERO)) {
+            learn_many(l, qx_scan_classify(kind, b + at), elem0 + at / size, take / size);
+        } else if ((f & QX_SCAN_SUSPECT) && size == 1) {
             look_bytes(l, p->classes[kind], b + at, take, elem0 + at);
         } else if (f & QX_SCAN_SUSPECT) {
             for (uint64_t i = 0; i < take; i += size) {
