@@ -285,6 +285,9 @@ static void put_ple(struct qx_buf *b, const struct qx_inspection *in)
     if (p->n_shards) {
         qx_buf_fmt(b, ", %" PRIu32 " shards of %s", p->n_shards,
                    qx_count_text(p->rows_per_shard, n));
+        if (p->rows_per_shard && p->n_rows % p->rows_per_shard) {
+            qx_buf_fmt(b, ", the last of %s", qx_count_text(p->n_rows % p->rows_per_shard, n));
+        }
     }
     qx_buf_chr(b, '\n');
     if (p->scale_tensor) {

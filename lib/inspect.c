@@ -316,7 +316,7 @@ static void fill_ple(struct inspection *x)
     p->multipliers = x->hash.multiplier;
     p->n_rows = x->hash.n_rows_padded;
     p->n_shards = c->split_ngram_parts <= UINT32_MAX ? (uint32_t)c->split_ngram_parts : 0;
-    p->rows_per_shard = p->n_shards ? p->n_rows / p->n_shards : 0;
+    p->rows_per_shard = p->n_shards ? qx_ceil_div(p->n_rows, p->n_shards) : 0;
     if (!t || !t->present) {
         return;
     }

@@ -296,6 +296,10 @@ static int map_table(struct qx_bind *b, struct qx_error *err)
     int rc = qx_model_mem(m, &codes, t->n_shards * sizeof *codes, err);
     rc = rc ? rc : qx_model_mem(m, &scales, t->n_shards * sizeof *scales, err);
     for (uint32_t i = 0; i < t->n_shards && !rc; ++i) {
+        codes[i] = scales[i] = NULL;
+        if (qx_table_shard_rows(t, i) == 0) {
+            continue; /* no row is looked for there */
+        }
         codes[i] = qx_ckpt_map(m->ck, t->shards[i].weight, err);
         scales[i] = t->shards[i].scale ? qx_ckpt_map(m->ck, t->shards[i].scale, err) : NULL;
         rc = !codes[i] || (t->shards[i].scale && !scales[i]) ? -(int)(err ? err->code : QX_E_IO) : 0;

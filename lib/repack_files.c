@@ -342,7 +342,7 @@ static bool table_copy_jobs(struct qx_repack *r, const struct rp_tensor *t, bool
                             uint64_t row_bytes)
 {
     const struct qx_table *src = qx_resolved_table(qx_ckpt_resolved(r->ck));
-    uint64_t row = t->row0, end = t->row0 + r->table.rows_per_shard, off = t->off;
+    uint64_t row = t->row0, end = t->row0 + t->n_rows, off = t->off;
     while (row < end && row < r->table.src_rows) {
         const struct qx_table_shard *s = &src->shards[row / src->rows_per_shard];
         const struct qx_tensor *w = scales ? s->scale : s->weight;
@@ -370,7 +370,7 @@ static bool table_jobs(struct qx_repack *r, uint32_t index)
     if (t->source == RP_TABLE_SCALES) {
         return true; /* written with the codes */
     }
-    uint64_t rows = tab->packed ? tab->n_rows : tab->rows_per_shard;
+    uint64_t rows = tab->packed ? tab->n_rows : t->n_rows;
     for (uint64_t row = 0; row < rows; row += tab->chunk_rows) {
         uint64_t n = rows - row < tab->chunk_rows ? rows - row : tab->chunk_rows;
         struct rp_job *j =

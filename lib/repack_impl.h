@@ -29,7 +29,7 @@ struct rp_tensor {
     uint64_t size;
     enum rp_source source;
     const struct qx_tensor *from;
-    uint64_t row0;           /* table parts: first row, counted in the source */
+    uint64_t row0, n_rows;   /* table parts: rows, counted in the source */
     uint32_t file;
     uint64_t off;            /* in its file */
 };
@@ -80,7 +80,7 @@ struct rp_table {
     uint32_t width;
     uint64_t src_rows;       /* stored rows of the source */
     uint64_t row0, n_rows;   /* rows of the output: [row0, row0 + n_rows), zeros behind src_rows */
-    uint64_t n_shards, rows_per_shard;
+    uint64_t n_shards, rows_per_shard; /* the last shards hold what is left: fewer rows or none */
     bool packed;
     struct qx_pack_info pack;
     uint32_t code_bytes, scale_bytes; /* of an output row */

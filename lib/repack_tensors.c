@@ -90,18 +90,17 @@ static int table_geometry(struct qx_repack *r, const struct qx_table *src, struc
         t->n_rows = per;
         t->n_shards = 1;
     } else if (shards > 0) {
-        if (t->src_rows % shards != 0) {
-            return qx_fail(err, QX_E_USAGE, "table-shards",
-                           "the table's %" PRIu64 " rows do not divide into %" PRIu64
-                           " equal shards",
-                           t->src_rows, shards);
-        }
         if (shards > 65536) {
             return table_usage(err, "table-shards", "more than 65536 shards");
         }
+        if (shards > t->src_rows) {
+            return qx_fail(err, QX_E_USAGE, "table-shards",
+                           "the table's %" PRIu64 " rows cannot fill %" PRIu64 " shards",
+                           t->src_rows, shards);
+        }
         t->n_shards = shards;
     }
-    t->rows_per_shard = t->n_rows / t->n_shards;
+    t->rows_per_shard = qx_ceil_div(t->n_rows, t->n_shards);
     return 0;
 }
 
@@ -143,25 +142,29 @@ static int add_table_tensors(struct qx_repack *r, const struct qx_table *src, st
             n != NULL && rp_add(r, n, "U8", shape, 2, shape[0] * shape[1], RP_TABLE_PACKED) != NULL;
     }
     for (uint64_t s = 0; ok && !t->packed && s < t->n_shards; s++) {
-        uint64_t row0 = t->row0 + s * t->rows_per_shard;
+        uint64_t begin = s * t->rows_per_shard < t->n_rows ? s * t->rows_per_shard : t->n_rows;
+        uint64_t rows = t->n_rows - begin;
+        rows = rows < t->rows_per_shard ? rows : t->rows_per_shard;
         uint64_t cols = t->to == QX_F_NVFP4 ? t->width / 2 : t->width;
-        uint64_t shape[2] = {t->rows_per_shard, cols}, bytes;
-        ok = qx_mul_u64(t->rows_per_shard, t->code_bytes, &bytes);
+        uint64_t shape[2] = {rows, cols}, bytes;
+        ok = qx_mul_u64(rows, t->code_bytes, &bytes);
         snprintf(name, sizeof name, "%s.shard_%" PRIu64 ".weight", src->module, s);
         struct rp_tensor *w =
             ok ? rp_add(r, name, code_type, shape, 2, bytes, RP_TABLE_CODES) : NULL;
         ok = w != NULL;
         if (ok) {
-            w->row0 = row0;
+            w->row0 = t->row0 + begin;
+            w->n_rows = rows;
         }
         if (ok && t->scale_bytes > 0) {
             shape[1] = t->scale_bytes;
             snprintf(name, sizeof name, "%s.shard_%" PRIu64 ".weight_scale", src->module, s);
             struct rp_tensor *sc = rp_add(r, name, "F8_E4M3", shape, 2,
-                                          t->rows_per_shard * t->scale_bytes, RP_TABLE_SCALES);
+                                          rows * t->scale_bytes, RP_TABLE_SCALES);
             ok = sc != NULL;
             if (ok) {
-                sc->row0 = row0;
+                sc->row0 = t->row0 + begin;
+                sc->n_rows = rows;
             }
         }
     }

@@ -3,6 +3,7 @@
 #include "resolve.h"
 
 #include "pack.h"
+#include "ple_hash.h"
 #include "resolve_impl.h"
 
 #include <inttypes.h>
@@ -322,10 +323,25 @@ struct gather {
     uint64_t n_shard_tensors;
 };
 
+static bool grow_shards(struct qx_resolved *r, uint32_t n, size_t *cap)
+{
+    size_t old = *cap;
+    if (n <= r->table.n_shards) {
+        return true;
+    }
+    if (!qx_grow((void **)&r->shards, cap, n, sizeof *r->shards)) {
+        return false;
+    }
+    if (*cap > old) {
+        memset(r->shards + old, 0, (*cap - old) * sizeof *r->shards);
+    }
+    r->table.n_shards = n;
+    return true;
+}
+
 static int put_shard(struct qx_resolved *r, const struct qx_name *nm, const struct qx_tensor *t,
                      struct gather *g, size_t *cap)
 {
-    struct qx_table *tab = &r->table;
     if (nm->leaf == QX_LEAF_FOREIGN) {
         g->foreign = t;
         return 0;
@@ -337,13 +353,8 @@ static int put_shard(struct qx_resolved *r, const struct qx_name *nm, const stru
         return 0; /* reported by the table's rules */
     }
     uint32_t k = (uint32_t)nm->shard;
-    if (k >= tab->n_shards) {
-        size_t old = *cap;
-        if (!qx_grow((void **)&r->shards, cap, k + 1, sizeof *r->shards)) {
-            return -1;
-        }
-        memset(r->shards + old, 0, (*cap - old) * sizeof *r->shards);
-        tab->n_shards = k + 1;
+    if (!grow_shards(r, k + 1, cap)) {
+        return -1;
     }
     if (nm->leaf == QX_LEAF_WEIGHT) {
         r->shards[k].weight = t;
@@ -398,6 +409,76 @@ static const char *foreign_form(const struct qx_tensor *w, const struct qx_tenso
     return NULL;
 }
 
+uint64_t qx_table_shard_rows(const struct qx_table *t, uint64_t i)
+{
+    uint64_t begin;
+    if (!qx_mul_u64(i, t->rows_per_shard, &begin) || begin >= t->n_rows) {
+        return 0;
+    }
+    return t->n_rows - begin < t->rows_per_shard ? t->n_rows - begin : t->rows_per_shard;
+}
+
+/* Shards that only the index knows, in a file that is not there. */
+static bool count_absent(struct qx_resolved *r, size_t *cap)
+{
+    for (size_t i = 0; i < qx_ckpt_n_absent(r->ck); i++) {
+        const char *name = qx_ckpt_absent(r->ck, i)->name;
+        struct qx_name nm;
+        qx_layout_parse(&nm, r->c, name, strlen(name));
+        if (nm.in_table && nm.spelling == QX_SP_DISK && is_table_layer(r->c, nm.layer) &&
+            !nm.foreign_shard && nm.shard >= 0 && nm.shard < QX_MAX_TABLE_SHARDS &&
+            !grow_shards(r, (uint32_t)nm.shard + 1, cap)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* How many rows there are and how many a shard has. The configuration's numbers count when a stored
+ * shard has as many rows as they give it; else what is stored. */
+static bool settle_rows(struct qx_resolved *r, size_t *cap)
+{
+    struct qx_table *t = &r->table;
+    const struct qx_config *c = r->c;
+    struct qx_ple_hash h;
+    uint64_t parts = c->split_ngram_parts ? c->split_ngram_parts : t->n_shards;
+    uint32_t first = UINT32_MAX, last = 0;
+    if (!t->is_slice && parts >= t->n_shards && parts <= QX_MAX_TABLE_SHARDS &&
+        qx_ple_hash_init(&h, c, 0, NULL) == 0) {
+        t->n_rows = h.n_rows_padded;
+        t->rows_per_shard = qx_ceil_div(t->n_rows, parts);
+        for (uint32_t i = 0; i < t->n_shards; i++) {
+            const struct qx_tensor *w = r->shards[i].weight;
+            if (w && w->n_dims == 2 && w->shape[0] && w->shape[0] == qx_table_shard_rows(t, i)) {
+                return grow_shards(r, (uint32_t)parts, cap);
+            }
+        }
+    }
+    for (uint32_t i = 0; i < t->n_shards; i++) {
+        const struct qx_tensor *w = r->shards[i].weight;
+        if (w && w->n_dims == 2 && w->shape[0]) {
+            first = first < i ? first : i;
+            last = i;
+        }
+    }
+    t->n_rows = t->rows_per_shard = 0;
+    if (first == UINT32_MAX) {
+        return true;
+    }
+    uint64_t per = r->shards[first].weight->shape[0], rows = r->shards[last].weight->shape[0], n;
+    bool gone = false; /* a shard behind the last stored one is missing: it is taken for whole */
+    for (uint32_t i = last + 1; i < t->n_shards; i++) {
+        gone = gone || !r->shards[i].weight;
+    }
+    bool ok = gone || rows > per ? qx_mul_u64(per, gone ? t->n_shards : last + 1, &n)
+                                 : qx_mul_u64(per, last, &n) && qx_add_u64(n, rows, &n);
+    if (ok) {
+        t->rows_per_shard = per;
+        t->n_rows = n;
+    }
+    return true;
+}
+
 static bool global_ok(const struct qx_tensor *g, bool nvfp4)
 {
     if (!g || !one_element(g)) {
@@ -424,14 +505,14 @@ static void finish_table_form(struct qx_resolved *r, const struct gather *g)
             first = s;
         }
         same = same && s->weight->dtype == w->dtype && s->weight->n_dims == 2 && w->n_dims == 2 &&
-               s->weight->shape[1] == w->shape[1] && s->weight->shape[0] == w->shape[0];
+               s->weight->shape[1] == w->shape[1] &&
+               s->weight->shape[0] == qx_table_shard_rows(t, i);
         scales_ok = scales_ok && s->scale && s->scale->dtype == QX_DT_F8_E4M3 && width % 16 == 0 &&
                     scale_is(s->scale, 1, s->weight->shape[0], width / 16);
     }
-    if (!w || w->n_dims != 2) {
+    if (!w || w->n_dims != 2 || !t->rows_per_shard) {
         return;
     }
-    t->rows_per_shard = w->shape[0];
     t->width = (uint32_t)width;
     t->foreign = foreign_form(w, first->scale, width);
     if (t->foreign) {
@@ -491,7 +572,7 @@ static uint64_t rank_row_base(const struct qx_resolved *r, bool *is_slice)
     return base;
 }
 
-static int finish_table(struct qx_resolved *r, const struct gather *g)
+static int finish_table(struct qx_resolved *r, const struct gather *g, size_t *cap)
 {
     struct qx_table *t = &r->table;
     const struct qx_config *c = r->c;
@@ -513,6 +594,10 @@ static int finish_table(struct qx_resolved *r, const struct gather *g)
         (void)rank_row_base(r, &t->is_slice);
         return 0;
     }
+    t->row_base = rank_row_base(r, &t->is_slice);
+    if (t->n_shards > 0 && (!count_absent(r, cap) || !settle_rows(r, cap))) {
+        return -1;
+    }
     t->shards = r->shards;
     finish_table_form(r, g);
     if (g->foreign) {
@@ -525,11 +610,6 @@ static int finish_table(struct qx_resolved *r, const struct gather *g)
                      : strcmp(leaf, "qweight") == 0                                   ? "GPTQ"
                                                     : "compressed-tensors";
         t->form = t->format = QX_F_NONE;
-    }
-    t->row_base = rank_row_base(r, &t->is_slice);
-    t->n_rows = 0;
-    if (t->rows_per_shard && !qx_mul_u64(t->rows_per_shard, t->n_shards, &t->n_rows)) {
-        t->format = QX_F_NONE;
     }
     return 0;
 }
@@ -574,7 +654,7 @@ static int gather(struct qx_resolved *r)
     if (!sorted) {
         qsort(r->modules, r->n, sizeof r->modules[0], by_name);
     }
-    return finish_table(r, &g);
+    return finish_table(r, &g, &cap);
 }
 
 int qx_resolve(struct qx_resolved **out, const struct qx_ckpt *ck, struct qx_findings *fs,

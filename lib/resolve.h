@@ -96,9 +96,10 @@ struct qx_table {
     enum qx_source source;
     const char *entry;
     uint32_t width;  /* columns of the logical row */
-    uint64_t n_rows; /* stored rows, padding included: n_shards x rows_per_shard */
-    uint64_t rows_per_shard;
-    uint32_t n_shards; /* by the highest number seen + 1; absent ones have weight NULL */
+    uint64_t n_rows; /* stored rows, padding included */
+    uint64_t rows_per_shard; /* of every shard but those at the end: qx_table_shard_rows */
+    uint32_t n_shards; /* as many as the rows need when the configuration tells, else by the highest
+                          number seen or listed + 1; absent ones have weight NULL */
     const struct qx_table_shard *shards;
     const struct qx_tensor
         *global;       /* FP8 weight_scale or NVFP4 weight_scale_2, NULL if none stored */
@@ -107,6 +108,9 @@ struct qx_table {
     bool packed_rows;  /* qx's own row layout: see pack.h */
 };
 const struct qx_table *qx_resolved_table(const struct qx_resolved *r);
+/* Rows of shard i: rows_per_shard, what is left for the last, 0 behind it. So do all loaders count:
+ * rows_per_shard = ceil(rows / shards), row r is row r mod it of shard r div it. */
+uint64_t qx_table_shard_rows(const struct qx_table *t, uint64_t i);
 
 /* The two homes of quantisation settings and the one that decides (NULL: none); quant_config.h. */
 struct qx_quant_home;

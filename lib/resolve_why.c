@@ -155,8 +155,8 @@ static void why_table(struct qx_buf *b, const struct qx_resolved *r)
     quoted(b, t->module);
     qx_buf_fmt(b,
                "\n  component ple_table\nwhat is stored\n  %" PRIu32 " shards of %" PRIu64
-               " rows, %" PRIu32 " columns\n",
-               t->n_shards, t->rows_per_shard, t->width);
+               " rows (%" PRIu64 " in all), %" PRIu32 " columns\n",
+               t->n_shards, t->rows_per_shard, t->n_rows, t->width);
     for (uint32_t i = 0; t->shards && i < t->n_shards; i++) {
         if (t->shards[i].weight) {
             line_tensor(b, r->ck, "first shard", t->shards[i].weight);

@@ -14,6 +14,7 @@
 #include "read_queue.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -215,8 +216,19 @@ static uint64_t code_off(const struct qx_rows *r, uint64_t local)
     return r->packed ? qx_pack_row_off(&r->pack, local) : local * r->code_bytes;
 }
 
+/* Why the shard that holds this row cannot be read. */
 static int shard_missing(const struct qx_rows *r, uint64_t row, struct qx_error *err)
 {
+    const struct qx_tensor *t;
+    struct qx_error why = {0};
+    char name[400];
+    snprintf(name, sizeof name, "%s.shard_%" PRIu64 ".weight", r->name, row / r->rows_per_part);
+    if (qx_ckpt_need(r->ck, name, &t, &why) != 0 && strcmp(why.kind, "missing-tensor") != 0) {
+        if (err != NULL) {
+            *err = why;
+        }
+        return -(int)why.code;
+    }
     int rc = qx_fail(err, QX_E_MISSING, "ple-shard-missing",
                      "shard %" PRIu64 " of the table is missing, which holds row %" PRIu64,
                      row / r->rows_per_part, row);

@@ -203,13 +203,17 @@ static int wrong_size(const struct qx_ckpt *ck, const struct qx_tensor *t, uint6
     return rc;
 }
 
-/* Every part must hold rows_per_part rows of codes, and of scales where the format has them. */
+/* Every part must hold its rows of codes, and of scales where the format has them: all rows_per_part,
+ * the last what is left. */
 static int check_parts(const struct qx_rows *r, struct qx_error *err)
 {
     enum qx_dtype want = qx_format_weight_dtype(r->format);
     for (uint32_t i = 0; i < r->n_parts; i++) {
         const struct qx_tensor *w = r->parts[i].weight, *s = r->parts[i].scale;
-        uint64_t bytes;
+        uint64_t bytes, begin = i * r->rows_per_part,
+                        rows = begin >= r->n_rows                   ? 0
+                               : r->n_rows - begin < r->rows_per_part ? r->n_rows - begin
+                                                                      : r->rows_per_part;
         if (w == NULL) {
             continue; /* an absent shard matters only to rows that lie in it */
         }
@@ -219,8 +223,8 @@ static int check_parts(const struct qx_rows *r, struct qx_error *err)
             qx_error_at(err, qx_ckpt_file(r->ck, w->file)->name, w->name, QX_NO_OFF);
             return rc;
         }
-        if (!qx_mul_u64(r->rows_per_part, r->code_bytes, &bytes) || bytes != w->size_bytes) {
-            return wrong_size(r->ck, w, r->rows_per_part * r->code_bytes, err);
+        if (!qx_mul_u64(rows, r->code_bytes, &bytes) || bytes != w->size_bytes) {
+            return wrong_size(r->ck, w, rows * r->code_bytes, err);
         }
         if (r->scale_bytes > 0) {
             if (s == NULL) {
@@ -233,8 +237,8 @@ static int check_parts(const struct qx_rows *r, struct qx_error *err)
                 qx_error_at(err, qx_ckpt_file(r->ck, s->file)->name, s->name, QX_NO_OFF);
                 return rc;
             }
-            if (!qx_mul_u64(r->rows_per_part, r->scale_bytes, &bytes) || bytes != s->size_bytes) {
-                return wrong_size(r->ck, s, r->rows_per_part * r->scale_bytes, err);
+            if (!qx_mul_u64(rows, r->scale_bytes, &bytes) || bytes != s->size_bytes) {
+                return wrong_size(r->ck, s, rows * r->scale_bytes, err);
             }
         }
     }
@@ -513,7 +517,7 @@ int qx_rows_open_tensor(struct qx_rows **out, const struct qx_ckpt *ck, const ch
             r->width = tab->width;
             r->code_bytes = c;
             r->scale_bytes = s;
-            r->n_rows = r->rows_per_stack = tab->rows_per_shard;
+            r->n_rows = r->rows_per_stack = t->shape[0];
             r->parts[0].scale = s > 0 ? tab->shards[i].scale : NULL;
             if (tab->global != NULL && (tab->format == QX_F_FP8 || s > 0)) {
                 r->n_global = 1;

@@ -103,7 +103,8 @@ static void split_mismatch(struct qx_headers_check *k, const struct qx_table *t,
     char text[320];
     snprintf(expected, sizeof expected, "%" PRIu64 " shards, %" PRIu64 " rows",
              k->c->split_ngram_parts, padded);
-    snprintf(found, sizeof found, "%" PRIu32 " shards of %" PRIu64 " rows", n, t->rows_per_shard);
+    snprintf(found, sizeof found, "%" PRIu32 " shards of %" PRIu64 " rows%s", n, t->rows_per_shard,
+             t->n_rows % (t->rows_per_shard ? t->rows_per_shard : 1) ? ", the last with fewer" : "");
     if (k->c->split_ngram_parts) {
         snprintf(text, sizeof text,
                  "split_ngram_parts is %" PRIu64 " and the table has %" PRIu64 " rows; "
@@ -123,19 +124,16 @@ static void split_mismatch(struct qx_headers_check *k, const struct qx_table *t,
 static void check_forms(struct qx_headers_check *k, const struct qx_table *t)
 {
     const struct qx_tensor *w = NULL;
-    uint64_t rows = 0;
     for (uint32_t i = 0; i < t->n_shards; i++) {
         const struct qx_tensor *s = t->shards[i].weight;
+        uint64_t rows = qx_table_shard_rows(t, i);
         char expected[96];
         char found[96];
         char text[300];
         if (!s) {
             continue;
         }
-        if (!w) {
-            w = s;
-            rows = s->n_dims ? s->shape[0] : 0;
-        }
+        w = w ? w : s;
         if (s->dtype != w->dtype) {
             snprintf(text, sizeof text, "shards of one table have two dtypes");
             qx_findings_add(k->fs, &QX_REPORT("ple-form-mixed", QX_ERROR,
@@ -144,12 +142,14 @@ static void check_forms(struct qx_headers_check *k, const struct qx_table *t)
                                               .found = qx_dtype_name((enum qx_dtype)s->dtype),
                                               .text = text, .group = "all"));
         } else if (s->n_dims != 2 || s->shape[1] != w->shape[w->n_dims ? w->n_dims - 1 : 0] ||
-                   s->shape[0] != rows) {
+                   (t->rows_per_shard && s->shape[0] != rows)) {
             uint64_t want[2] = {rows, w->n_dims == 2 ? w->shape[1] : 0};
             qx_shape_text(want, 2, expected);
             qx_shape_text(s->shape, s->n_dims, found);
-            snprintf(text, sizeof text, "shards of one table have two shapes, %s and %s", expected,
-                     found);
+            snprintf(text, sizeof text,
+                     "a shard of the table is %s, which should be %s: all have %" PRIu64
+                     " rows, the last what is left of %" PRIu64,
+                     found, expected, t->rows_per_shard, t->n_rows);
             qx_findings_add(k->fs, &QX_REPORT("shape", QX_ERROR, .file = qx_check_file(k, s),
                                               .tensor = s->name, .expected = expected,
                                               .found = found, .text = text, .group = found));
@@ -200,7 +200,6 @@ static void check_split(struct qx_headers_check *k, const struct qx_table *t, ui
 {
     uint64_t parts = k->c->split_ngram_parts;
     uint32_t n = t->n_shards;
-    uint64_t total = 0;
     struct qx_buf none = {0};
     if (n == 0) {
         if (k->foreign_table || !sidecar(k, t)) {
@@ -208,8 +207,7 @@ static void check_split(struct qx_headers_check *k, const struct qx_table *t, ui
         }
         return;
     }
-    bool whole = missing_list(t, n, &none) == 0 && qx_mul_u64(t->rows_per_shard, n, &total) &&
-                 total == padded;
+    bool whole = missing_list(t, n, &none) == 0 && t->n_rows == padded;
     qx_buf_fini(&none);
     if (t->is_slice) {
         return; /* a rank's slice says itself what it holds */
@@ -225,7 +223,7 @@ static void check_split(struct qx_headers_check *k, const struct qx_table *t, ui
                                                "give it"));
         } else {
             shard_missing(k, t, n);
-            if (!qx_mul_u64(t->rows_per_shard, n, &total) || total != padded) {
+            if (t->n_rows != padded) {
                 split_mismatch(k, t, n, padded);
             }
         }
@@ -239,7 +237,7 @@ static void check_split(struct qx_headers_check *k, const struct qx_table *t, ui
         return;
     }
     shard_missing(k, t, (uint32_t)parts);
-    if (t->rows_per_shard && (!qx_mul_u64(t->rows_per_shard, parts, &total) || total != padded)) {
+    if (t->rows_per_shard && t->n_rows != padded) {
         split_mismatch(k, t, n, padded);
     }
 }
