@@ -362,6 +362,8 @@ int qx_archive_create(const char *path, const char *target, const struct qx_arch
                       struct qx_archive_result *res, struct qx_error *err)
 {
     struct qx_ar_work w = {.path = path, .o = o, .res = res};
+    const struct qx_ar_names what = {&w, ".zst"};
+    const struct qx_out_names names = {qx_ar_ours, &what};
     struct stat st;
     char id[33];
     size_t n_done = 0;
@@ -402,7 +404,7 @@ int qx_archive_create(const char *path, const char *target, const struct qx_arch
         qx_ar_plan_id(&w, "archive 1", id);
         rc = w.total_bytes > res->free_bytes ? qx_ar_no_space(w.total_bytes, res->free_bytes, err)
                                              : 0;
-        rc = rc == 0 ? qx_out_dir_begin(&w.dir, target, id, o->force, o->resume, err) : rc;
+        rc = rc == 0 ? qx_out_dir_begin(&w.dir, target, id, &names, o->force, o->resume, err) : rc;
         rc = rc == 0 ? qx_ar_start_workers(&w, err) : rc;
         for (size_t i = 0; rc == 0 && i < qx_out_dir_n_notes(w.dir); i++) {
             n_done += take_note(&w, qx_out_dir_note_at(w.dir, i));

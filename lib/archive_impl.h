@@ -82,6 +82,12 @@ char *qx_ar_join(const char *a, const char *b, const char *c);
 int qx_ar_make_folders(struct qx_ar_work *w, const char *name, struct qx_error *err);
 void qx_ar_plan_id(const struct qx_ar_work *w, const char *what, char out[33]);
 int qx_ar_finish(struct qx_ar_work *w, int rc, bool keep, struct qx_error *err);
+/* Names of an archive (suffix ".zst") or of what is restored from it (""). */
+struct qx_ar_names {
+    const struct qx_ar_work *w;
+    const char *suffix;
+};
+bool qx_ar_ours(const void *names, const char *name, bool is_dir);
 int qx_ar_no_space(uint64_t need, uint64_t have, struct qx_error *err);
 
 #endif

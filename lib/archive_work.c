@@ -209,3 +209,22 @@ int qx_ar_no_space(uint64_t need, uint64_t have, struct qx_error *err)
     return qx_fail(err, QX_E_NOSPACE, "no-space",
                    "the output may need %" PRIu64 " bytes, %" PRIu64 " are free", need, have);
 }
+
+bool qx_ar_ours(const void *names, const char *name, bool is_dir)
+{
+    const struct qx_ar_names *k = names;
+    size_t n = strlen(name), s = strlen(k->suffix);
+    if (s > 0 && !is_dir && strcmp(name, QX_ARCHIVE_LIST) == 0) {
+        return true;
+    }
+    for (size_t i = 0; i < k->w->n; i++) {
+        const char *e = k->w->e[i].name;
+        size_t m = strlen(e);
+        bool same = is_dir ? m > n && memcmp(e, name, n) == 0 && e[n] == '/'
+                           : m + s == n && memcmp(e, name, m) == 0 && strcmp(name + m, k->suffix) == 0;
+        if (same) {
+            return true;
+        }
+    }
+    return false;
+}

@@ -31,6 +31,7 @@ struct qx_out_dir {
     int journal;
     uint64_t journal_bytes;
     bool force;
+    struct qx_out_names names;
     char *text; /* the journal as found */
     const char **notes;
     size_t n_notes, cap;
@@ -229,6 +230,62 @@ static int open_journal(struct qx_out_dir *d, const char *plan, bool resume, str
     return rc;
 }
 
+static bool is_ours(const struct qx_out_dir *d, const char *name, bool is_dir, bool unfinished)
+{
+    size_t n = strlen(name);
+    if (strcmp(name, QX_JOURNAL) == 0 || d->names.ours(d->names.user, name, is_dir)) {
+        return true;
+    }
+    if (!unfinished || is_dir || n < 6 || n >= PATH_MAX || strcmp(name + n - 5, ".part") != 0) {
+        return false;
+    }
+    char whole[PATH_MAX]; /* a file that is renamed when it is complete */
+    memcpy(whole, name, n - 5);
+    whole[n - 5] = 0;
+    return d->names.ours(d->names.user, whole, false);
+}
+
+/* Nothing but what the plan writes may be in the part: it would be put in place with the rest.
+ * name: of the folder at fd relative to the part, "" for the part itself. */
+static int only_ours(const struct qx_out_dir *d, int fd, const char *name, bool unfinished,
+                     struct qx_error *err)
+{
+    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
+    if (dir == NULL) {
+        int rc = io_failed(d->part, errno, "list the directory", err);
+        if (fd >= 0) {
+            close(fd);
+        }
+        return rc;
+    }
+    int rc = 0;
+    for (struct dirent *e; rc == 0 && (e = readdir(dir)) != NULL;) {
+        char path[PATH_MAX];
+        struct stat st;
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) {
+            continue;
+        }
+        int n = snprintf(path, sizeof path, "%s%s%s", name, name[0] != 0 ? "/" : "", e->d_name);
+        bool is_dir = fstatat(fd, e->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode);
+        if (n < 0 || (size_t)n >= sizeof path || !is_ours(d, path, is_dir, unfinished)) {
+            rc = qx_fail(err, QX_E_USAGE, "foreign-file",
+                         "'%.200s' holds '%.200s', which is not of this output: move it elsewhere",
+                         d->part, path);
+            qx_error_at(err, d->part, NULL, QX_NO_OFF);
+        } else if (is_dir) {
+            rc = only_ours(d, openat(fd, e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC),
+                           path, unfinished, err);
+        }
+    }
+    closedir(dir);
+    return rc;
+}
+
+static int check_names(const struct qx_out_dir *d, bool unfinished, struct qx_error *err)
+{
+    return only_ours(d, open(d->part, O_RDONLY | O_DIRECTORY | O_CLOEXEC), "", unfinished, err);
+}
+
 /* Replacing removes a whole tree: only one that is empty or that qx could have written. */
 static bool may_replace(const char *target)
 {
@@ -249,8 +306,8 @@ static bool may_replace(const char *target)
     return empty || marked;
 }
 
-int qx_out_dir_begin(struct qx_out_dir **out, const char *target, const char *plan, bool force,
-                     bool resume, struct qx_error *err)
+int qx_out_dir_begin(struct qx_out_dir **out, const char *target, const char *plan,
+                     const struct qx_out_names *names, bool force, bool resume, struct qx_error *err)
 {
     *out = NULL;
     struct stat st;
@@ -276,6 +333,7 @@ int qx_out_dir_begin(struct qx_out_dir **out, const char *target, const char *pl
     }
     d->journal = -1;
     d->force = force;
+    d->names = *names;
     d->target = qx_strndup(target, n);
     d->part = qx_malloc(n + 6);
     int rc = d->target == NULL || d->part == NULL ? qx_fail_nomem(err) : 0;
@@ -283,6 +341,7 @@ int qx_out_dir_begin(struct qx_out_dir **out, const char *target, const char *pl
         memcpy(d->part, target, n);
         memcpy(d->part + n, ".part", 6);
         rc = open_journal(d, plan, resume, err);
+        rc = rc == 0 ? check_names(d, true, err) : rc;
     }
     if (rc != 0) {
         release(d);
@@ -358,7 +417,7 @@ static int put_in_place(struct qx_out_dir *d, struct qx_error *err)
 int qx_out_dir_commit(struct qx_out_dir *d, struct qx_error *err)
 {
     char *journal = qx_out_dir_join(d, QX_JOURNAL);
-    int rc = journal == NULL ? qx_fail_nomem(err) : 0;
+    int rc = journal == NULL ? qx_fail_nomem(err) : check_names(d, false, err);
     if (rc == 0 && unlink(journal) != 0) {
         rc = io_failed(journal, errno, "remove the journal", err);
     }

@@ -14,11 +14,18 @@ struct qx_out_dir;
 /* The list of members in a directory that is an archive (archive.c). */
 #define QX_ARCHIVE_LIST "qx-archive.json.zst"
 
+/* Which names below the output directory are written by what is built there: "a/b", or a folder. */
+struct qx_out_names {
+    bool (*ours)(const void *user, const char *name, bool is_dir);
+    const void *user;
+};
+
 /* `plan` identifies what is being built (hex digits). An existing target without `force`, or a directory
  * that holds something else than a checkpoint or an archive, is QX_E_USAGE "exists". TARGET.part of the same plan is taken up when `resume`, of another plan it is QX_E_USAGE
- * "plan-differs"; without `resume` it is removed. Somebody else at work on it: QX_E_USAGE "busy". */
-int qx_out_dir_begin(struct qx_out_dir **out, const char *target, const char *plan, bool force,
-                     bool resume, struct qx_error *err);
+ * "plan-differs"; without `resume` it is removed. Somebody else at work on it: QX_E_USAGE "busy". What is in TARGET.part and not ours:
+ * QX_E_USAGE "foreign-file", here and before the rename; it is never put in place, nor removed. */
+int qx_out_dir_begin(struct qx_out_dir **out, const char *target, const char *plan,
+                     const struct qx_out_names *names, bool force, bool resume, struct qx_error *err);
 const char *qx_out_dir_part(const struct qx_out_dir *d);  /* path of TARGET.part */
 /* TARGET.part/name into a buffer owned by the caller, to be freed with qx_free; NULL without memory. */
 char *qx_out_dir_join(const struct qx_out_dir *d, const char *name);

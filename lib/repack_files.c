@@ -10,7 +10,7 @@
 #include <string.h>
 
 #define DEFAULT_NEW_FILE (5ull << 30)
-#define COPY_PIECE (64ull << 20)
+#define COPY_PIECE (16ull << 20)
 
 /* ---- order -------------------------------------------------------------------------------- */
 

@@ -2,6 +2,7 @@
 
 usage: kill.py BUILD [KILLS [MIB]]     (default 5 kills of a table of 64 MiB; the long form: 50 2048)
 """
+import json
 import pathlib
 import random
 import shutil
@@ -58,6 +59,10 @@ try:
     print(f'uninterrupted: {took:.2f} s', flush=True)
     random.seed(7)
     caught = resumed = 0
+    most = 0
+    foreign = False
+    # A kill costs at most 256 MiB of input and the wave at work (repack_run.c), here as output.
+    bound = (256 + 48 << 20) * 90 // 320
     for k in range(kills):
         out = work / 'out'
         p = subprocess.Popen([str(build / 'qx-repack'), str(src), *arguments(out)], stdout=subprocess.DEVNULL,
@@ -69,8 +74,22 @@ try:
         # What is in place now is whole: it is compared below without another run.
         part = pathlib.Path(str(out) + '.part')
         resumed += part.exists()
+        if not out.exists() and part.exists() and not foreign:
+            # A file of somebody else in the part does not become part of the output.
+            foreign = True
+            (part / 'mine.txt').write_text('x')
+            q = run('repack', src, *arguments(out), code=2)
+            check('foreign-file', b'foreign-file' in q.stderr and b'mine.txt' in q.stderr)
+            check('it is left alone', (part / 'mine.txt').read_text() == 'x' and not out.exists())
+            (part / 'mine.txt').unlink()
         if not out.exists():
-            run('repack', src, *arguments(out))
+            # What the killed run had written, in whole pages.
+            table = part / 'model-ple-table-00001-of-00001.safetensors'
+            written = table.stat().st_blocks * 512 if table.exists() else 0
+            doc = json.loads(run('repack', src, *arguments(out), '--json').stdout)
+            most = max(most, written - doc['resumed_bytes'])
+            check(f'of {written} bytes written {doc["resumed_bytes"]} were kept',
+                  written - doc['resumed_bytes'] <= bound)
         same_tree(whole, out)
         check('no part is left', not part.exists())
         shutil.rmtree(out)
@@ -90,6 +109,7 @@ try:
         same_tree(whole, work / 'out')
     else:
         print('SKIP interrupt: the run had ended')
-    print(f'{kills} kills, {caught} while at work, {resumed} left a part: all ended with the same bytes')
+    print(f'{kills} kills, {caught} while at work, {resumed} left a part: all ended with the same bytes; '
+          f'at most {most / 2**20:.0f} MiB of output were written again')
 finally:
     shutil.rmtree(work, ignore_errors=True)
