@@ -111,6 +111,11 @@ static void emit(struct job *j, const struct qx_bench_row *r)
         qx_json_f64(&w, "floor_bytes_s", j->floor_bandwidth);
         qx_json_f64(&w, "floor_fraction", floor_s / r->median_s);
         qx_json_u64(&w, "nodes", r->n_nodes);
+        if (r->n_steps) {
+            qx_json_u64(&w, "steps", r->n_steps);
+            qx_json_u64(&w, "waits", r->n_waits);
+            qx_json_u64(&w, "allocations", r->n_allocs);
+        }
         qx_json_obj_end(&w);
         ui_out(w.buf.p, w.buf.n);
         ui_out_str("\n");
@@ -137,6 +142,12 @@ static void emit(struct job *j, const struct qx_bench_row *r)
         table_cell(&j->t, "%.1f %%", 100 * floor_s / r->median_s);
         table_cell(&j->t, r->unique_experts > 0 ? "%.1f" : "-", r->unique_experts);
         table_cell(&j->t, "%llu", (unsigned long long)r->n_nodes);
+        if (r->n_steps && j->ui.verbose) {
+            ui_note(&j->ui, "%u stream%s at %llu: in %llu steps the host waited for the device %llu times and took "
+                            "memory of it %llu times", r->streams, r->streams == 1 ? "" : "s",
+                    (unsigned long long)r->depth, (unsigned long long)r->n_steps, (unsigned long long)r->n_waits,
+                    (unsigned long long)r->n_allocs);
+        }
     }
 }
 

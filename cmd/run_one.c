@@ -146,6 +146,8 @@ static void json_document(const struct one *o, const char *prompt, size_t n_prom
                                    (double)s->decode_ns / (double)r->info.bandwidth_bytes_s
                              : 0,
                          r->info.bandwidth_bytes_s && s->decode_ns);
+    qx_json_u64(&j, "decode_waits", s->waits);
+    qx_json_u64(&j, "decode_allocations", s->allocs);
     qx_json_obj_end(&j);
     run_json_draft(&j, r, s);
     run_json_memory(&j, r);
@@ -194,6 +196,10 @@ static void statistics(const struct one *o)
         ui_stat(ui, "output   %llu tokens, first after %.3f s%s, ended by %s",
                 (unsigned long long)s->n_tokens, o->prefill_s + (double)s->ttft_ns * 1e-9, speed,
                 run_stop_reason(&o->text, s->reason));
+        if (ui->verbose && s->rounds > 1) {
+            ui_stat(ui, "host     waited for the device %llu times and took memory of it %llu times in decoding",
+                    (unsigned long long)s->waits, (unsigned long long)s->allocs);
+        }
         if (s->bytes_per_step && steps > 0) {
             char share[64] = "";
             if (r->info.bandwidth_bytes_s) {

@@ -224,8 +224,11 @@ void run_json_memory(struct qx_json_out *o, const struct run *r)
     qx_json_obj(o, "memory");
     qx_json_u64(o, "host_peak_bytes", run_host_peak_bytes());
     if (r->model) {
-        qx_json_u64(o, "device_peak_bytes", r->info.device_peak_bytes);
-        qx_json_u64(o, "planned_bytes", r->info.planned_device_bytes);
+        struct qx_model_info now;
+        qx_model_info(r->model, &now);
+        qx_json_u64(o, "device_peak_bytes", now.device_peak_bytes);
+        qx_json_u64(o, "device_used_bytes", now.device_used_bytes);
+        qx_json_u64(o, "planned_bytes", now.planned_device_bytes);
     } else {
         qx_json_null(o, "device_peak_bytes");
         qx_json_null(o, "planned_bytes");

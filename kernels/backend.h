@@ -31,6 +31,10 @@ struct qx_backend {
     int device;                /* index */
     bool host_memory;          /* device pointers are host pointers: weights may stay mapped */
     const struct qx_ops *ops;
+    uint64_t queue_bytes;      /* device memory that each queue takes for itself */
+    /* Since it was opened: times memory was taken from the device or pinned, times the host waited for a
+     * queue. Decoding raises neither. */
+    uint64_t n_allocs, n_waits;
 
     int (*info)(struct qx_backend *be, struct qx_device_info *out, struct qx_error *err);
     int (*mem_alloc)(struct qx_backend *be, void **out, size_t n, struct qx_error *err);
@@ -62,6 +66,10 @@ struct qx_backend {
 
     void (*destroy)(struct qx_backend *be);
 };
+
+/* Device memory that a queue of the CUDA backend takes for its ops to work in, whatever the model: a part of
+ * every plan for a GPU. */
+#define QX_CUDA_WORKSPACE_BYTES ((uint64_t)320 << 20)
 
 /* n_threads 0: all processors. Results do not depend on it. */
 int qx_backend_cpu_create(struct qx_backend **out, uint32_t n_threads, struct qx_error *err);

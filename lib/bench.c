@@ -76,8 +76,9 @@ static void close_seqs(struct qx_model *m, struct bench_seqs *b)
 /* n decode steps of all streams from a position on, as generation runs them: each step feeds the next on
  * the device, launched one ahead of what the host has read. */
 static int decode_steps(struct qx_model *m, struct bench_seqs *b, uint64_t pos, uint32_t n,
-                        struct qx_error *err)
+                        struct qx_bench_row *count, struct qx_error *err)
 {
+    uint64_t waits = m->be->n_waits, allocs = m->be->n_allocs;
     struct qx_row rows[64];
     uint32_t logit[64];
     for (uint32_t i = 0; i < b->n; ++i) {
@@ -104,6 +105,11 @@ static int decode_steps(struct qx_model *m, struct bench_seqs *b, uint64_t pos, 
             }
             b->id[i] = ids[i] < 0 ? 0 : ids[i];
         }
+    }
+    if (count) { /* all ids are here: what waits now waits for nothing that a token needs */
+        count->n_steps += n;
+        count->n_waits += m->be->n_waits - waits;
+        count->n_allocs += m->be->n_allocs - allocs;
     }
     int waited = m->be->wait(m->q, rc ? NULL : err);
     return rc ? rc : waited;
@@ -161,10 +167,10 @@ int qx_bench_decode(struct qx_model *m, uint32_t streams, uint64_t depth, uint32
     struct bench_seqs b;
     double t[64], expert = 0.0, by_op[QX_OP_COUNT];
     int rc = open_seqs(m, streams, depth + n + 8, &b, err);
-    rc = rc ? rc : decode_steps(m, &b, depth, 6, err); /* warm, and recorded */
+    rc = rc ? rc : decode_steps(m, &b, depth, 6, NULL, err); /* warm, and recorded */
     for (uint32_t r = 0; r < repeat && !rc; ++r) {
         double t0 = now_s();
-        rc = decode_steps(m, &b, depth, n, err);
+        rc = decode_steps(m, &b, depth, n, out, err);
         t[r] = (now_s() - t0) / n;
     }
     if (!rc) {
@@ -345,7 +351,7 @@ int qx_bench_ops(struct qx_model *m, uint32_t streams, uint64_t depth, struct qx
         return qx_fail(err, QX_E_UNSUPPORTED, "usage", "--kernels needs a device with recorded graphs");
     }
     int rc = open_seqs(m, streams, depth + 8, &b, err);
-    rc = rc ? rc : decode_steps(m, &b, depth, 1, err); /* leaves the control block as a step has it */
+    rc = rc ? rc : decode_steps(m, &b, depth, 1, NULL, err); /* leaves the control block as a step has it */
     rc = rc ? rc : qx_expert_bytes(m, &expert, err);
     const struct qx_ops *all = m->be->ops;
     if (!rc) {

@@ -18,6 +18,8 @@ struct qx_bench_row {
     double bytes;              /* that a step must move */
     double unique_experts;     /* a layer, mean over the layers of the last step; 0: not counted */
     uint64_t n_nodes;          /* kernels and copies of a recorded step */
+    uint64_t n_steps;          /* decode steps timed */
+    uint64_t n_waits, n_allocs;/* while they ran: times the host waited for the device, and took memory of it */
 };
 
 /* Decodes `n` tokens at `depth` on `streams` sequences, `repeat` times. The caches hold random values. */

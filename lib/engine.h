@@ -195,13 +195,15 @@ struct qx_model {
     uint32_t n_graphs;
     uint64_t n_steps;
     uint32_t draft_vocab;       /* rows of the head that choose drafts */
+    uint64_t free_at_open;      /* bytes the device had before anything was taken; 0 unknown */
     uint32_t gdn_chunk;         /* 0: recurrent everywhere, so that chunks change no bit */
 };
 
 /* model.c: parts of loading that a model without a checkpoint (synth.c) needs too. The configuration must be
- * set: the layers and the hash; the device of the options; rotary table and hash constants. */
+ * set: the layers and the hash; the device of the options and its queue; rotary table and hash constants. */
 int qx_model_describe(struct qx_model *m, struct qx_error *err);
 int qx_model_open_device(struct qx_model *m, const struct qx_model_opts *o, struct qx_error *err);
+int qx_model_open_queue(struct qx_model *m, struct qx_error *err);
 int qx_model_constants(struct qx_model *m, struct qx_error *err);
 
 /* model.c: memory of the device, remembered for qx_model_free. */

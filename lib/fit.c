@@ -1,6 +1,8 @@
 /* fit.c: the memory plan of `qx inspect --fit`: stored bytes by component, and what the engine
  * takes beside them as plan.c computes it, the same numbers that `qx run` obeys. */
 #include "inspect_impl.h"
+
+#include "backend.h"
 #include "plan.h"
 
 #include <stdio.h>
@@ -54,6 +56,7 @@ int qx_fit(struct qx_fit *out, const struct qx_ckpt *ck, const struct qx_inspect
                                 .draft_max = r->draft,
                                 .mtp = r->draft > 0 && i->has_mtp,
                                 .kv_bf16 = true,
+                                .workspace_bytes = QX_CUDA_WORKSPACE_BYTES,
                                 .packed_table = t && t->packed_rows};
     for (int c = 0; c < QX_C_COUNT; c++) {
         bool placed =

@@ -173,9 +173,7 @@ int qx_gen_generate(struct qx_gen *g, const struct qx_gen_params *p, struct qx_g
         rc = qx_line_can_free(g->m, &lines, 1) ? qx_line_free(g->m, &lines, 1, err)
                                                : qx_line_round(g->m, &lines, 1, err);
     }
-    if (line.stats.n_tokens && !line.stats.decode_ns) {
-        line.stats.decode_ns = qx_now_ns() - line.t_first_ns;
-    }
+    qx_line_count(g->m, &line);
     if (!rc) {
         rc = step_bytes(g->m, s->n_done, &line.stats.bytes_per_step, err);
     }

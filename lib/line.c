@@ -107,6 +107,16 @@ static void logprobs(const float *row, uint32_t vocab, struct qx_token *t, struc
 
 static int not_finite(struct qx_model *m, struct qx_line *l, uint64_t pos, struct qx_error *err);
 
+void qx_line_count(const struct qx_model *m, struct qx_line *l)
+{
+    if (l->stats.n_tokens && !l->counted) {
+        l->counted = true;
+        l->stats.decode_ns = qx_now_ns() - l->t_first_ns;
+        l->stats.waits = m->be->n_waits - l->stats.waits;
+        l->stats.allocs = m->be->n_allocs - l->stats.allocs;
+    }
+}
+
 int qx_line_emit(struct qx_model *m, struct qx_line *l, int32_t id, const float *row,
                  struct qx_error *err)
 {
@@ -121,6 +131,8 @@ int qx_line_emit(struct qx_model *m, struct qx_line *l, int32_t id, const float 
     if (l->stats.n_tokens++ == 0) {
         l->t_first_ns = qx_now_ns();
         l->stats.ttft_ns = l->t_first_ns - l->t_start_ns;
+        l->stats.waits = m->be->n_waits; /* bases until the end */
+        l->stats.allocs = m->be->n_allocs;
     }
     struct qx_logprob top[64];
     struct qx_token t = {.id = (uint32_t)id, .pos = s->n_ids - 1, .is_stop = is_stop(l, (uint32_t)id),
@@ -141,7 +153,7 @@ int qx_line_emit(struct qx_model *m, struct qx_line *l, int32_t id, const float 
         return 0;
     }
     l->done = true;
-    l->stats.decode_ns = qx_now_ns() - l->t_first_ns;
+    qx_line_count(m, l);
     return 0;
 }
 

@@ -16,6 +16,7 @@ struct qx_line {
     const struct qx_gen_hooks *hooks; /* NULL: none */
     struct qx_gen_stats stats;
     uint64_t t_start_ns, t_first_ns;
+    bool counted;               /* stats of decoding are final */
 
     /* drafts */
     uint32_t draft_ids[QX_DRAFT_MAX];
@@ -41,6 +42,8 @@ int qx_line_first(struct qx_model *m, struct qx_line *l, struct qx_error *err);
 /* Appends a chosen id and hands it out; `row` its logits, NULL if not on the host. Sets done. */
 int qx_line_emit(struct qx_model *m, struct qx_line *l, int32_t id, const float *row,
                  struct qx_error *err);
+/* Ends the time and counts of decoding in the line's stats. */
+void qx_line_count(const struct qx_model *m, struct qx_line *l);
 /* One round over n lines that are not done (n x (draft_max + 1) <= n_logit_rows). Lines in prefill share
  * what rows the others leave. */
 int qx_line_round(struct qx_model *m, struct qx_line **lines, uint32_t n, struct qx_error *err);

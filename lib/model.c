@@ -109,6 +109,18 @@ int qx_model_open_device(struct qx_model *m, const struct qx_model_opts *o, stru
     return qx_fail(err, QX_E_USAGE, "usage", "unknown device '%s': expected cpu, cuda or cuda:N", d);
 }
 
+int qx_model_open_queue(struct qx_model *m, struct qx_error *err)
+{
+    struct qx_device_info info;
+    int rc = m->be->info(m->be, &info, err);
+    m->free_at_open = rc || m->be->host_memory ? 0 : info.memory_free_bytes;
+    rc = rc ? rc : m->be->queue_create(m->be, &m->q, err);
+    if (!rc) {
+        qx_model_note_bytes(m, m->be->queue_bytes);
+    }
+    return rc;
+}
+
 /* Containers, index and configuration must be sound where generation stands on them. */
 static int check_ckpt(struct qx_model *m, struct qx_error *err)
 {
@@ -194,6 +206,7 @@ static int make_plan(struct qx_model *m, const struct qx_model_opts *o, const st
         .device_bytes = o->device_memory_bytes ? o->device_memory_bytes
                         : m->be->host_memory   ? 0
                                                : info.memory_free_bytes,
+        .workspace_bytes = m->be->queue_bytes,
         .host_bytes = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0,
         .ctx_tokens = o->ctx_tokens, .chunk_rows = o->chunk_rows, .max_seqs = o->max_seqs,
         .draft_max = o->draft_max, .mtp = m->mtp.loaded, .kv_bf16 = m->kv_bf16};
@@ -305,7 +318,7 @@ int qx_model_load(struct qx_model **out, const struct qx_ckpt *ck, const struct 
     int rc = check_ckpt(m, err);
     rc = rc ? rc : qx_model_describe(m, err);
     rc = rc ? rc : qx_model_open_device(m, opts, err);
-    rc = rc ? rc : m->be->queue_create(m->be, &m->q, err);
+    rc = rc ? rc : qx_model_open_queue(m, err);
     rc = rc ? rc : check_ops(m, err);
     if (rc) {
         goto out;
@@ -397,6 +410,10 @@ void qx_model_info(const struct qx_model *m, struct qx_model_info *out)
     out->has_mtp = m->mtp.loaded;
     out->table = m->place;
     out->parts = m->parts;
+    struct qx_device_info info;
+    if (m->free_at_open && m->be->info(m->be, &info, NULL) == 0 && info.memory_free_bytes < m->free_at_open) {
+        out->device_used_bytes = m->free_at_open - info.memory_free_bytes;
+    }
 }
 
 uint64_t qx_ckpt_context_limit(const struct qx_ckpt *ck)

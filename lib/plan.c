@@ -40,6 +40,7 @@ static int attempt(struct qx_plan *p, const struct qx_config *c, const struct qx
     part(p, "kv_cache", "device", p->budget.kv_bytes, &p->device_bytes);
     part(p, "states", "device", p->budget.state_bytes, &p->device_bytes);
     part(p, "scratch", "device", p->budget.scratch_bytes, &p->device_bytes);
+    part(p, "workspace", "device", r->workspace_bytes, &p->device_bytes);
     part(p, "pinned", "host", p->budget.host_bytes, &p->host_bytes);
     p->fits = (!r->device_bytes || p->device_bytes <= r->device_bytes)
               && (!r->host_bytes || r->host_device || p->host_bytes <= r->host_bytes);

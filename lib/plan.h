@@ -10,6 +10,7 @@ struct qx_plan_request {
     enum qx_table_place table;
     bool packed_table;                   /* prefers disk on the cpu */
     bool host_device;                    /* the device is host memory (cpu) */
+    uint64_t workspace_bytes;            /* of the device's queue (backend.h) */
     uint64_t device_bytes;               /* limit or memory of the device; 0: not limited */
     uint64_t host_bytes;                 /* memory of the host; 0: not limited */
     uint64_t ctx_tokens;                 /* 0: the default */

@@ -274,6 +274,9 @@ struct qx_model_info {
     uint64_t loaded_bytes, load_ns;/* read from files and how long it took */
     uint64_t planned_device_bytes, planned_host_bytes;
     uint64_t device_bytes, device_peak_bytes; /* allocated now, and at most so far */
+    /* What the device's driver counts as taken since it was opened, its own rounding and the kernels' code
+     * included, the context of the process not; other processes count too. 0: unknown. */
+    uint64_t device_used_bytes;
     uint64_t bandwidth_bytes_s;    /* the device memory's peak, 0 if unknown */
     const struct qx_plan_part *parts; /* owned by the model */
     uint32_t n_parts;
@@ -358,6 +361,9 @@ struct qx_gen_stats {
     uint64_t drafted, accepted; /* draft tokens proposed and kept */
     uint64_t drafted_at[QX_DRAFT_MAX], accepted_at[QX_DRAFT_MAX]; /* by place in the chain */
     uint64_t bytes_per_step;    /* that a step of one row without drafts must read and write */
+    /* From the first token to the last: times the host waited for the device, and took memory of it. Plain
+     * decoding waits once a stretch of 512 steps; other sequences of a batch count too. */
+    uint64_t waits, allocs;
 };
 
 /* What tests and --logits look at. Rows come in ascending position order and once a position; the

@@ -310,7 +310,7 @@ static int make(struct synth *s, const struct qx_model_opts *o, struct qx_error 
     uint64_t n_rows = 0;
     QX_TRY(qx_model_describe(m, err));
     QX_TRY(qx_model_open_device(m, o, err));
-    QX_TRY(m->be->queue_create(m->be, &m->q, err));
+    QX_TRY(qx_model_open_queue(m, err));
     m->kv_bf16 = m->act_bf16 = !m->be->host_memory && !o->precise;
     m->mtp.loaded = (o->mtp || o->draft_max) && m->cfg->n_mtp_layers > 0;
     s->counting = true;
@@ -328,6 +328,7 @@ static int make(struct synth *s, const struct qx_model_opts *o, struct qx_error 
         /* Nothing is mapped from a file here: on the cpu, too, weights and table take memory. */
         .table = o->table, .host_device = false,
         .device_bytes = o->device_memory_bytes ? o->device_memory_bytes : info.memory_free_bytes,
+        .workspace_bytes = m->be->queue_bytes,
         .host_bytes = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0, .ctx_tokens = o->ctx_tokens,
         .chunk_rows = o->chunk_rows, .max_seqs = o->max_seqs, .draft_max = o->draft_max, .mtp = m->mtp.loaded,
         .kv_bf16 = m->kv_bf16};

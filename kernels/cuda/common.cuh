@@ -33,7 +33,7 @@ struct qx_queue {
     uint8_t *ws;            /* workspace of ops, WS_BYTES */
     unsigned *tickets;      /* QX_N_TICKETS zeros */
 };
-#define QX_WS_BYTES ((size_t)320 << 20)
+#define QX_WS_BYTES ((size_t)QX_CUDA_WORKSPACE_BYTES)
 
 /* Records the first failure; returns -code. */
 int qx_queue_fail(struct qx_queue *q, cudaError_t e, const char *what);

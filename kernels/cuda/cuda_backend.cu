@@ -101,6 +101,7 @@ static int cu_info(struct qx_backend *be, struct qx_device_info *out, struct qx_
 static int cu_mem_alloc(struct qx_backend *be, void **out, size_t n, struct qx_error *err)
 {
     *out = NULL;
+    ++be->n_allocs;
     cudaSetDevice(be->device);
     cudaError_t e = cudaMalloc(out, n ? n : 1);
     if (e != cudaSuccess) {
@@ -122,6 +123,7 @@ static void cu_mem_free(struct qx_backend *be, void *p)
 static int cu_host_alloc(struct qx_backend *be, void **out, void **dev, size_t n, struct qx_error *err)
 {
     *out = NULL;
+    ++be->n_allocs;
     cudaSetDevice(be->device);
     cudaError_t e = cudaHostAlloc(out, n ? n : 1, cudaHostAllocMapped | cudaHostAllocPortable);
     if (e == cudaSuccess && dev) {
@@ -234,6 +236,7 @@ static int cu_queue_error(struct qx_queue *q, struct qx_error *err)
 
 static int cu_wait(struct qx_queue *q, struct qx_error *err)
 {
+    ++q->be->n_waits;
     cudaSetDevice(q->device);
     cudaError_t e = cudaStreamSynchronize(q->stream);
     if (e != cudaSuccess) {
@@ -374,6 +377,7 @@ extern "C" int qx_backend_cuda_create(struct qx_backend **out, int device, struc
     b->name = "cuda";
     b->device = device;
     b->host_memory = false;
+    b->queue_bytes = QX_CUDA_WORKSPACE_BYTES + QX_N_TICKETS * sizeof(unsigned);
     b->ops = &cuda_ops;
     b->info = cu_info;
     b->mem_alloc = cu_mem_alloc;

@@ -63,7 +63,7 @@ static int ref_info(struct qx_backend *be, struct qx_device_info *out, struct qx
 
 static int ref_mem_alloc(struct qx_backend *be, void **out, size_t n, struct qx_error *err)
 {
-    (void)be;
+    ++be->n_allocs;
     *out = qx_calloc(n ? n : 1, 1);
     return *out ? 0 : qx_fail(err, QX_E_NOMEM, "out-of-memory", "cannot allocate %zu bytes", n);
 }
@@ -126,6 +126,13 @@ static int ref_fill(struct qx_queue *q, void *dst, int byte, size_t n)
 
 static int ref_wait(struct qx_queue *q, struct qx_error *err)
 {
+    ++q->be->n_waits;
+    (void)err;
+    return 0;
+}
+
+static int ref_queue_error(struct qx_queue *q, struct qx_error *err)
+{
     (void)q;
     (void)err;
     return 0;
@@ -173,7 +180,7 @@ int qx_backend_cpu_create(struct qx_backend **out, uint32_t n_threads, struct qx
         .copy = ref_move,
         .fill = ref_fill,
         .wait = ref_wait,
-        .queue_error = ref_wait,
+        .queue_error = ref_queue_error,
         .destroy = ref_destroy,
     };
     *out = &r->be;

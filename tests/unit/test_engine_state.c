@@ -2,6 +2,9 @@
  * The reference keeps one order of operations, so equality is bit for bit. */
 #include "fixture.h"
 
+#include "engine.h"
+#include "plan.h"
+
 struct keep { size_t vocab; uint64_t from; float *rows; };
 static bool want_from(void *user, uint64_t pos)
 {
@@ -251,11 +254,75 @@ static void test_plan(void **state)
     }
 }
 
+static struct qx_gen_stats generate(struct fx_model *f, uint64_t n, float presence)
+{
+    struct qx_error err;
+    struct qx_gen_params p = QX_GEN_PARAMS_DEFAULT;
+    struct qx_gen_stats st;
+    uint32_t ids[20];
+    make_ids(ids, 20);
+    p.n_max = n;
+    p.sampling.temperature = 0.7f;
+    p.sampling.presence_penalty = presence;
+    fx_ok(qx_gen_reset(f->g, &err), &err);
+    fx_ok(qx_gen_prefill(f->g, ids, 20, NULL, NULL, &err), &err);
+    fx_ok(qx_gen_generate(f->g, &p, &st, &err), &err);
+    assert_int_equal(st.n_tokens, n);
+    return st;
+}
+
+/* Plain decoding never waits for the device and takes no memory of it; penalties need the host each step,
+ * which shows that the counts count. */
+static void test_no_host_in_the_loop(void **state)
+{
+    (void)state;
+    char dir[1024];
+    micro(dir, "mixed");
+    struct fx_model f = fx_open(dir, QX_MODEL_OPTS_DEFAULT);
+    struct qx_gen_stats st = generate(&f, 50, 0.0f);
+    assert_int_equal(st.waits, 0);
+    assert_int_equal(st.allocs, 0);
+    uint64_t waits = f.m->be->n_waits, allocs = f.m->be->n_allocs;
+    st = generate(&f, 50, 0.5f);
+    assert_true(st.waits >= 49);
+    assert_true(f.m->be->n_waits - waits >= st.waits);
+    assert_int_equal(f.m->be->n_allocs - allocs, 2); /* the lists of penalties, once */
+    st = generate(&f, 50, 0.5f);
+    assert_int_equal(st.allocs, 0);
+    fx_close(&f);
+}
+
+/* The plan of the configuration alone, made for a GPU, has the queue's workspace as a part. */
+static void test_workspace(void **state)
+{
+    (void)state;
+    char dir[1024];
+    micro(dir, "mixed");
+    struct fx_model f = fx_open(dir, QX_MODEL_OPTS_DEFAULT);
+    struct qx_plan_request r = {.weight_bytes = 1000, .table = QX_TABLE_DEVICE, .max_seqs = 1};
+    struct qx_plan without, with;
+    assert_int_equal(qx_plan_make(&without, f.m->cfg, &r, NULL), 0);
+    r.workspace_bytes = QX_CUDA_WORKSPACE_BYTES;
+    assert_int_equal(qx_plan_make(&with, f.m->cfg, &r, NULL), 0);
+    assert_int_equal(with.device_bytes, without.device_bytes + QX_CUDA_WORKSPACE_BYTES);
+    assert_int_equal(with.n_parts, without.n_parts + 1);
+    r.device_bytes = with.device_bytes;
+    r.ctx_tokens = without.budget.ctx_tokens;
+    assert_int_equal(qx_plan_make(&with, f.m->cfg, &r, NULL), 0);
+    assert_true(with.fits);
+    r.device_bytes -= 1;
+    r.chunk_rows = without.budget.chunk_rows;
+    assert_int_equal(qx_plan_make(&with, f.m->cfg, &r, NULL), 0);
+    assert_false(with.fits);
+    fx_close(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chunks),   cmocka_unit_test(test_threads),  cmocka_unit_test(test_save_restore),
         cmocka_unit_test(test_causal),   cmocka_unit_test(test_refusals), cmocka_unit_test(test_plan),
+        cmocka_unit_test(test_no_host_in_the_loop), cmocka_unit_test(test_workspace),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
