@@ -27,6 +27,7 @@ struct qx_queue {
     cudaStream_t stream;
     int device;
     int n_sm;
+    int capability;         /* 10 x major + minor */
     bool failed;
     bool capturing;
     struct qx_error first;  /* the first failure since the last wait */

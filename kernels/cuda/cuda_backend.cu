@@ -178,6 +178,7 @@ static int cu_queue_create(struct qx_backend *be, struct qx_queue **out, struct 
     q->be = be;
     q->device = be->device;
     q->n_sm = ((struct qx_cuda *)be)->prop.multiProcessorCount;
+    q->capability = ((struct qx_cuda *)be)->prop.major * 10 + ((struct qx_cuda *)be)->prop.minor;
     cudaSetDevice(be->device);
     cudaError_t e = cudaStreamCreateWithFlags(&q->stream, cudaStreamNonBlocking);
     if (e == cudaSuccess) {

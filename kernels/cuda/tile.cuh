@@ -138,11 +138,23 @@ __host__ __device__ inline uint32_t col_stride(uint32_t units)
     return (units * 16 + 63) / 128 * 128 + 64;
 }
 
+/* Eight values rounded to bf16: then only the first of the three terms is not zero. */
+__device__ __forceinline__ void round8(float (&v)[8])
+{
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+        const uint32_t p = pack_bf16(v[i], v[i + 1]);
+        v[i] = bf16_lo(p);
+        v[i + 1] = bf16_hi(p);
+    }
+}
+
 /* Rows of activations in memory. load8: elements k .. k+7 of row m, zero past n. */
 struct src_rows {
     const float *x;
     uint64_t stride;
     uint32_t n;
+    bool act_bf16;
     __device__ __forceinline__ void load8(uint32_t m, uint32_t k, float (&v)[8]) const
     {
         const float *p = x + m * stride + k;
@@ -155,6 +167,9 @@ struct src_rows {
             for (int i = 0; i < 8; ++i) {
                 v[i] = k + i < n ? __ldcg(p + i) : 0.0f;
             }
+        }
+        if (act_bf16) {
+            round8(v);
         }
     }
 };

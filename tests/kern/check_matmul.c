@@ -37,17 +37,108 @@ static void linear(struct kern_ctx *c, int v)
 static void several(struct kern_ctx *c, int v)
 {
     static const uint32_t rows[] = {1, 3, 8, 24};
-    uint32_t m = rows[v], k = 256;
+    bool act = v & ACT_BF16;
+    v &= ACT_BF16 - 1;
+    uint32_t m = rows[v], k = act ? 512 : 256;
     static const uint32_t n[6] = {100, 16, 3, 64, 17, 48};
-    struct qx_op_linear a = {.n_rows = m, .n_weights = 6, .acc = true, .x_stride = k + 4, .y_stride = 260};
+    struct qx_op_linear a = {.n_rows = m, .n_weights = 6, .acc = true, .act_bf16 = act, .x_stride = k + 4, .y_stride = 260};
     a.x = kern_f32(c, (size_t)m * (k + 4), 1.0f);
     for (int j = 0; j < 6; ++j) {
         a.w[j] = kern_weight(c, formats[j], n[j], k, 0);
     }
     a.y = kern_f32(c, (size_t)m * 260, 1.0f);
     kern_out(c, "y", 'f', a.y, (size_t)m * 260, 0);
-    kern_shape(c, "%u rows, six formats, added", m);
+    kern_shape(c, "%u rows, six formats, added%s", m, act ? ", bf16" : "");
     KERN_RUN(c, linear, a);
+}
+
+/* A row's bits are the same whatever the number of rows: counts those of y that differ. variant as linear */
+static void same_bits(struct kern_ctx *c, int v)
+{
+    static const uint32_t shapes[][2] = {{100, 2560}, {700, 6144}, {1100, 512}}, counts[] = {1, 2, 5, 8, 9, 16, 17, 32, 39};
+    bool act = v & ACT_BF16;
+    v &= ACT_BF16 - 1;
+    const uint32_t *s = shapes[v / 8], all = 40;
+    struct qx_weight w = kern_weight(c, formats[v % 8], s[0], s[1], 0);
+    struct qx_op_linear a = {.n_rows = all, .n_weights = 1, .act_bf16 = act, .x_stride = s[1], .y_stride = s[0], .w = {w}};
+    const float *x = kern_f32(c, (size_t)all * s[1], 1.0f);
+    a.x = x;
+    a.y = kern_new(c, (size_t)all * s[0] * 4);
+    size_t n = (size_t)all * s[0];
+    uint32_t *whole = malloc(n * 4), *part = malloc(n * 4);
+    int32_t bad = 0;
+    kern_shape(c, "%s [%u, %u]%s", kern_fmt_name(w.fmt), s[0], s[1], act ? ", bf16" : "");
+    KERN_RUN(c, linear, a);
+    kern_fetch(c, whole, a.y, n * 4);
+    for (size_t i = 0; i < QX_ARRAY_LEN(counts) && !c->rc; ++i) {
+        uint32_t first = (all - counts[i]) / 2;
+        a.n_rows = counts[i];
+        a.x = x + (size_t)first * s[1];
+        a.y = kern_new(c, (size_t)counts[i] * s[0] * 4);
+        KERN_RUN(c, linear, a);
+        kern_fetch(c, part, a.y, (size_t)counts[i] * s[0] * 4);
+        for (size_t j = 0; j < (size_t)counts[i] * s[0]; ++j) {
+            bad += part[j] != whole[(size_t)first * s[0] + j];
+        }
+    }
+    free(whole);
+    free(part);
+    kern_out(c, "bits that differ", 'i', kern_put(c, &bad, 4), 1, 0);
+}
+
+/* A matrix as large as those of the released model, from a few random megabytes. */
+static struct qx_weight large_weight(struct kern_ctx *c, uint8_t fmt, uint32_t rows, uint32_t cols)
+{
+    uint32_t few = rows < 1024 ? rows : 1024;
+    struct qx_weight one = kern_weight(c, fmt, few, cols, 0), w = one;
+    uint64_t code = kern_weight_bytes(&(struct qx_weight){.fmt = fmt == QX_W_NVFP4 || fmt == QX_W_MXFP8 ? QX_W_FP8 : fmt,
+                                                          .rows = few, .cols = cols});
+    code = fmt == QX_W_NVFP4 ? code / 2 : code;
+    uint64_t scale = kern_weight_bytes(&one) - code;
+    uint32_t parts = (rows + few - 1) / few;
+    uint8_t *codes = kern_new(c, code * parts), *scales = scale ? kern_new(c, scale * parts) : NULL;
+    for (uint32_t i = 0; i < parts; ++i) {
+        c->be->copy(c->q, codes + i * code, one.codes, code);
+        if (scale) {
+            c->be->copy(c->q, scales + i * scale, one.scale, scale);
+        }
+    }
+    w.codes = codes;
+    w.scale = scale ? scales : w.scale;
+    w.rows = rows;
+    if (fmt == QX_W_FP8_BLOCK) {
+        w.rows = rows;
+        w.scale_bf16 = 0;
+        w.row0 = 0;
+        w.scale = kern_f32(c, (size_t)(rows + 127) / 128 * ((cols + 127) / 128), 1.0f);
+    }
+    return w;
+}
+
+/* The linears of a layer of the released model, one after another, several layers' weights so that none
+ * comes from L2. variant: format + 8 * shape + 64 * rows */
+static void bench_linear(struct kern_ctx *c, int v)
+{
+    static const uint32_t shapes[][3] = {{16480, 2560, 3}, {2560, 6144, 6}, {13952, 2560, 3}, {248320, 2560, 1}};
+    const uint32_t *s = shapes[v / 8 % 8], m = (uint32_t)v / 64;
+    uint8_t f = formats[v % 8];
+    struct qx_weight w[8];
+    for (uint32_t i = 0; i < s[2]; ++i) {
+        w[i] = large_weight(c, f, s[0], s[1]);
+    }
+    struct qx_op_linear a = {.n_rows = m, .n_weights = 1, .act_bf16 = true, .x_stride = s[1], .y_stride = s[0]};
+    a.x = kern_f32(c, (size_t)m * s[1], 1.0f);
+    a.y = kern_new(c, (size_t)m * s[0] * 4);
+    kern_shape(c, "%u x %s [%u, %u]", m, kern_fmt_name(f), s[0], s[1]);
+    c->bytes = kern_weight_bytes(&w[0]);
+    for (int warm = 1; warm >= 0; --warm) {
+        kern_begin(c);
+        for (unsigned i = 0; i < c->repeats && !c->rc; ++i) {
+            a.w[0] = w[i % s[2]];
+            c->rc = c->be->ops->linear(c->q, &a);
+        }
+        kern_end(c);
+    }
 }
 
 /* Odd widths and odd addresses take the slow path. */
@@ -197,7 +288,17 @@ static void moe(struct kern_ctx *c, int v)
 #define LK(k) L(0, 1, k), L(1, 1, k), L(2, 1, k), L(3, 1, k), L(4, 1, k), L(0, 8, k), L(1, 8, k), L(2, 8, k), L(3, 8, k), L(4, 8, k)
 #define H(f, s) {"hc", "hc", hc, (f) + 8 * (s), 0}
 #define M(f, s) {"moe", "moe", moe, (f) + 8 * (s), 0}
+#define B(f, s, m) {"linear", "same", same_bits, (f) + 8 * (s), 0}
+#define LSAME(s) B(ACT_BF16 + 0, s, 0), B(ACT_BF16 + 1, s, 0), B(ACT_BF16 + 2, s, 0), B(ACT_BF16 + 3, s, 0), B(ACT_BF16 + 4, s, 0)
+#define LBENCH(f, m) {"linear", "layers", bench_linear, (f) + 64 * (m), 1}, {"linear", "layers", bench_linear, (f) + 8 + 64 * (m), 1}
+#define LBK(k) L(ACT_BF16 + 0, 1, k), L(ACT_BF16 + 1, 1, k), L(ACT_BF16 + 2, 1, k), L(ACT_BF16 + 3, 1, k), L(ACT_BF16 + 4, 1, k)
 const struct kern_case kern_cases_matmul[] = {
+    LBENCH(0, 1), LBENCH(0, 2), LBENCH(0, 4), LBENCH(0, 8), LBENCH(0, 16), LBENCH(0, 32), LBENCH(1, 1), LBENCH(2, 1),
+    LBENCH(3, 1), LBENCH(4, 1), LBENCH(3, 8), LBENCH(4, 8), {"linear", "layers", bench_linear, 16 + 64, 1},
+    {"linear", "layers", bench_linear, 24 + 64, 1}, {"linear", "layers", bench_linear, 24 + 64 * 8, 1},
+    LSAME(0), LSAME(1), LSAME(2), B(0, 0, 0), B(4, 0, 0), LBK(1), LBK(2), LBK(3), LB(9), LB(11),
+    {"linear", "several", several, ACT_BF16 + 0, 0}, {"linear", "several", several, ACT_BF16 + 1, 0},
+    {"linear", "several", several, ACT_BF16 + 2, 0}, {"linear", "several", several, ACT_BF16 + 3, 0},
     LS(0), LS(1), LS(2), LS(3), LS(4), LS(5), LS(6), LS(7), LS(8), LS(9), LS(10), LS(11), LK(1), LK(2), LK(3),
     LB(0), LB(1), LB(2), LB(3), LB(5), LB(6), LB(7), LB(8), LP(1), LP(6), LP(8), LP(9), LP(11), L(PROMPT + 0, 9, 0), L(PROMPT + 4, 9, 0),
     {"linear", "several", several, 0, 0}, {"linear", "several", several, 1, 0}, {"linear", "several", several, 2, 0},
