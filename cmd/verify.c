@@ -379,6 +379,10 @@ int main(int argc, char **argv)
     if (rc != 0 && j.out && j.out_err.code != QX_OK) {
         err = j.out_err;
     }
+    if (rc != 0 && to_stdout && ui_out_failed() && err.code == QX_E_WRITE) {
+        code = EXIT_OK; /* ui_finish knows whether the reader has gone, which is quiet, or says why */
+        goto done;
+    }
     if (j.out && rc == 0) {
         rc = qx_file_out_commit(j.out, &err);
     } else if (j.out) {
@@ -408,6 +412,7 @@ int main(int argc, char **argv)
     } else {
         code = ui_fail(&j.ui, &err);
     }
+done:
     qx_verify_free(v);
     qx_ckpt_close(ck);
     qx_free(j.manifest);

@@ -3,6 +3,7 @@
  * Order of results follows names, never the directory or the threads. */
 #include "ckpt_priv.h"
 #include "dir_list.h"
+#include "json_doc.h"
 #include "str.h"
 
 #include <errno.h>
@@ -504,6 +505,32 @@ static int resolve_formats(struct qx_ckpt *ck, const char *config_name, struct q
     return config_failed(ck, config_name, err);
 }
 
+/* A lone JSON file that gives no configuration leaves nothing to show. */
+static int lone_config_refused(const struct qx_ckpt *ck, struct qx_error *err)
+{
+    static const char *const keys[] = {"model_type", "architectures", "text_config", "hidden_size"};
+    struct qx_json_doc doc;
+    bool any = false;
+    if (ck->config_text.present &&
+        qx_json_doc_parse(&doc, ck->config_text.text, ck->config_text.n, ck->path, NULL, NULL) == 0) {
+        for (size_t i = 0; i < QX_ARRAY_LEN(keys) && !any; i++) {
+            any = qx_json_get(doc.root, keys[i]) != NULL;
+        }
+        qx_json_doc_fini(&doc);
+        if (!any) {
+            int rc = qx_fail(err, QX_E_FORMAT, "not-a-checkpoint",
+                             "is JSON but no configuration of a model; give a directory, its index, a "
+                             "safetensors file or a config.json");
+            qx_error_at(err, ck->path, NULL, QX_NO_OFF);
+            return rc;
+        }
+    }
+    if (err) {
+        *err = ck->config_error;
+    }
+    return -(int)ck->config_error.code;
+}
+
 /* ---- open -------------------------------------------------------------------------------------- */
 
 static int open_parts(struct opening *o, bool is_dir, struct qx_error *err)
@@ -538,6 +565,9 @@ static int open_parts(struct opening *o, bool is_dir, struct qx_error *err)
     }
     if (!rc && ck->config) {
         rc = resolve_formats(ck, ck->lone_config ? base : "config.json", err);
+    }
+    if (!rc && ck->lone_config && !ck->config) {
+        rc = lone_config_refused(ck, err);
     }
     if (!rc && is_dir && ck->n_files == 0 && !ck->has_index && !ck->config_text.present) {
         const char *what = qx_dir_foreign(&o->list);

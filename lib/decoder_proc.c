@@ -352,13 +352,15 @@ int qx_decoder_proc(const char *cmd, const char *path, const char *tensor, const
         if (ok && status > 0) {
             snprintf(why, 256, "it ended with status %d", status);
             ok = false;
-        } else if (!ok && (status == 126 || status == 127)) {
-            snprintf(why, 256, "it could not be started (status %d of sh)", status);
         } else if (!ok && status > 0) {
             size_t at = strlen(why);
             snprintf(why + at, 256 - at, "; status %d", status);
         }
         rc = ok ? 0 : 1;
+        if (!ok && t.answered == 0 && (status == 126 || status == 127)) {
+            rc = qx_fail(err, QX_E_USAGE, "usage", "the decoder '%.200s' cannot be started (%s)", cmd,
+                         status == 126 ? "no program" : "not found");
+        }
     }
     if (!sigismember(&before, SIGPIPE)) {
         while (sigtimedwait(&pipe_only, NULL, &zero) == SIGPIPE) {

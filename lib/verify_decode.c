@@ -335,7 +335,7 @@ static void decode_one(struct decode *d, struct job *j, struct space *s)
         }
     }
     qx_rows_close(r);
-    if (rc != 0 && e.code < QX_E_NOMEM && e.code != QX_E_INTERRUPTED) {
+    if (rc != 0 && e.code < QX_E_NOMEM && e.code != QX_E_INTERRUPTED && e.code != QX_E_USAGE) {
         j->failed = true;
         snprintf(j->why, sizeof j->why, "%s: %.200s", e.kind ? e.kind : "", e.msg);
         rc = 0;

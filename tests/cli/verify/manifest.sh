@@ -24,3 +24,8 @@ try --manifest sums2
 echo nonsense > sums3
 try --manifest sums3
 grep -o manifest-syntax err
+# A reader that has gone is no failure, a full disk is.
+{ sleep 0.2; qx verify c --write-manifest - -q; echo "$?" > code; } | true
+cat code
+if [ -e /dev/full ]; then qx verify c --write-manifest - -q > /dev/full 2> err; fi
+echo "$? $(grep -c 'No space' err)"
