@@ -63,6 +63,9 @@ if [ "${1:-}" != --quick ]; then
     step "clang, -Werror, no CUDA" env CC=clang sh -c '. tools/setup.sh; build build-clang -Dwerror=true -Dcuda=disabled'
     step "sanitizer build" build build-san -Db_sanitize=address,undefined -Db_lundef=false -Dcuda=disabled
     tests build-san --suite unit --suite B --timeout-multiplier 10
+    if [ -n "$(command -v nvcc)" ] || [ -x /usr/local/cuda/bin/nvcc ]; then
+        step "CUDA code for another architecture" tools/cuda_archs.sh 120a
+    fi
     step "scripts (shellcheck)" check_scripts
     step "manual (mandoc -T lint)" check_manual
 fi

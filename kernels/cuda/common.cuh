@@ -28,6 +28,8 @@ struct qx_queue {
     int device;
     int n_sm;
     int capability;         /* 10 x major + minor */
+    int smem_max;           /* bytes of dynamic shared memory a block may ask for */
+    bool has_wgmma;         /* the device runs code compiled for sm_90a: what __CUDA_ARCH_FEAT_SM90_ALL guards */
     bool failed;
     bool capturing;
     struct qx_error first;  /* the first failure since the last wait */

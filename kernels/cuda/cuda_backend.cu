@@ -12,6 +12,16 @@ struct qx_cuda {
     cudaDeviceProp prop;
 };
 
+/* Tells which code the device runs: the one of its own architecture with all features, or a plainer one. */
+__global__ void probe_kernel(unsigned *features)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    *features = 1;
+#else
+    *features = 0;
+#endif
+}
+
 extern "C" {
 #define OP(name, bound) int qx_cuda_##name(struct qx_queue *q, const struct qx_op_##name *a);
 #include "ops.def"
@@ -177,8 +187,11 @@ static int cu_queue_create(struct qx_backend *be, struct qx_queue **out, struct 
     }
     q->be = be;
     q->device = be->device;
-    q->n_sm = ((struct qx_cuda *)be)->prop.multiProcessorCount;
-    q->capability = ((struct qx_cuda *)be)->prop.major * 10 + ((struct qx_cuda *)be)->prop.minor;
+    const cudaDeviceProp *prop = &((struct qx_cuda *)be)->prop;
+    unsigned features = 0;
+    q->n_sm = prop->multiProcessorCount;
+    q->capability = prop->major * 10 + prop->minor;
+    q->smem_max = (int)prop->sharedMemPerBlockOptin;
     cudaSetDevice(be->device);
     cudaError_t e = cudaStreamCreateWithFlags(&q->stream, cudaStreamNonBlocking);
     if (e == cudaSuccess) {
@@ -186,6 +199,17 @@ static int cu_queue_create(struct qx_backend *be, struct qx_queue **out, struct 
     }
     if (e == cudaSuccess) {
         e = cudaMalloc((void **)&q->tickets, QX_N_TICKETS * sizeof(unsigned));
+    }
+    if (e == cudaSuccess) {
+        probe_kernel<<<1, 1, 0, q->stream>>>(q->tickets);
+        e = cudaGetLastError();
+    }
+    if (e == cudaSuccess) {
+        e = cudaMemcpyAsync(&features, q->tickets, sizeof features, cudaMemcpyDeviceToHost, q->stream);
+    }
+    if (e == cudaSuccess) {
+        e = cudaStreamSynchronize(q->stream);
+        q->has_wgmma = features == 1;
     }
     if (e == cudaSuccess) {
         e = cudaMemset(q->tickets, 0, QX_N_TICKETS * sizeof(unsigned));
@@ -358,8 +382,7 @@ extern "C" int qx_backend_cuda_create(struct qx_backend **out, int device, struc
     }
     cudaFuncAttributes fa;
     if (e == cudaSuccess) {
-        extern const void *qx_cuda_probe_kernel(void);
-        e = cudaFuncGetAttributes(&fa, qx_cuda_probe_kernel());
+        e = cudaFuncGetAttributes(&fa, probe_kernel);
         if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction) {
             cudaGetLastError();
             qx_fail(err, QX_E_DEVICE, "no-kernels",
@@ -400,12 +423,4 @@ extern "C" int qx_backend_cuda_create(struct qx_backend **out, int device, struc
     b->destroy = cu_destroy;
     *out = b;
     return 0;
-}
-
-__global__ void probe_kernel(void)
-{
-}
-const void *qx_cuda_probe_kernel(void)
-{
-    return (const void *)probe_kernel;
 }
