@@ -3,26 +3,10 @@
  * runs the recurrence with its part of S in registers: a lane holds 32 keys of one column, so no barrier
  * is needed between rows. The gated norm and the conv history follow after a cluster barrier, which also
  * orders all reads of the old history before its overwriting. */
-#include "common.cuh"
+#include "gdn.cuh"
 
-#define GDN_D 128  /* key and value head dimension */
 #define GDN_V 64   /* value columns a block */
 #define GDN_T 8    /* rows a round */
-#define GDN_MAX_TAPS 8
-
-struct gdn_args {
-    struct qx_step step;
-    uint32_t k_heads, v_heads, group, taps;
-    const float *in;
-    uint64_t in_stride;
-    const float *conv_w, *a_log, *dt_bias, *norm;
-    float eps;
-    float *conv_state;
-    uint64_t conv_stride;
-    float *s;
-    uint64_t s_stride;
-    float *out;
-};
 
 __device__ __forceinline__ void cluster_barrier()
 {
@@ -32,18 +16,6 @@ __device__ __forceinline__ void cluster_barrier()
 #else
     __syncthreads();
 #endif
-}
-
-/* Input of channel ch `i` rows after the run's first (negative: from the slot). */
-__device__ __forceinline__ float gdn_p(const gdn_args &a, uint32_t first, int32_t i, uint32_t ch,
-                                       uint32_t channels, int32_t slot)
-{
-    if (i >= 0) {
-        return __ldcg(a.in + (uint64_t)(first + i) * a.in_stride + ch);
-    }
-    return slot < 0 ? 0.0f
-                    : __ldcg(a.conv_state + slot * a.conv_stride +
-                             (uint64_t)((int32_t)a.taps - 1 + i) * channels + ch);
 }
 
 /* N channels ch, ch + 32, ..: all loads in flight before the first use. */
@@ -154,8 +126,7 @@ __device__ void gdn_run(const gdn_args &a, uint32_t first, uint32_t kh, uint32_t
                 if (lane == 0) {
                     const float *row = a.in + (uint64_t)(first + i) * a.in_stride;
                     const float x = __ldcg(row + a0 + vh) + __ldg(a.dt_bias + vh);
-                    const float sp = x > 20.0f ? x : log1pf(expf(x));
-                    gb[t][0] = expf(-expf(__ldg(a.a_log + vh)) * sp);
+                    gb[t][0] = expf(-expf(__ldg(a.a_log + vh)) * softplus_f(x));
                     gb[t][1] = sigmoid_f(__ldcg(row + b0 + vh));
                 }
             }
@@ -282,8 +253,10 @@ __global__ void __launch_bounds__(256) gdn_core(const __grid_constant__ gdn_args
         __syncthreads();
         for (uint32_t w = 0; w < 8; ++w) {
             for (uint32_t bits = mask[w]; bits; bits &= bits - 1) {
-                gdn_run(a, r0 + (w * 32 + __ffs(bits) - 1) * gridDim.y, kh, rank, qk, vs, gb, &end,
-                        to_slot, hist_mask);
+                const uint32_t f = r0 + (w * 32 + __ffs(bits) - 1) * gridDim.y;
+                if (!a.chunked || !(__ldcg(a.chunked + f / 32) >> (f & 31) & 1)) {
+                    gdn_run(a, f, kh, rank, qk, vs, gb, &end, to_slot, hist_mask);
+                }
             }
         }
         __syncthreads();
@@ -323,6 +296,12 @@ extern "C" int qx_cuda_gdn(struct qx_queue *q, const struct qx_op_gdn *o)
     a.s_stride = o->s_slot_stride;
     a.out = o->out;
     const uint32_t n = o->step->n_rows;
+    if (gdn_prompt_fits(q, o)) {
+        const int r = gdn_prompt(q, o, &a);
+        if (r) {
+            return r;
+        }
+    }
     return launch_cluster(q, "gdn", gdn_core, dim3(o->k_heads * a.group * 2, n < 64 ? n : 64), dim3(256), 0,
                           a.group * 2, a);
 }

@@ -7,7 +7,7 @@
 
 static void gdn(struct kern_ctx *c, int v)
 {
-    static const struct { uint32_t kh, vh; unsigned n; struct kern_run runs[6]; } t[] = {
+    static const struct { uint32_t kh, vh; unsigned n; struct kern_run runs[6]; bool prompt; } t[] = {
         {2, 4, 1, {{1, 0, 0, -1, 3}}},
         {1, 3, 1, {{1, 9, 0, 0, 1}}},
         {16, 48, 1, {{1, 9, 0, 0, 1}}},
@@ -20,12 +20,26 @@ static void gdn(struct kern_ctx *c, int v)
         {2, 2, 3, {{1, 1, 0, 0, 1}, {1, 1, 1, 1, 1}, {1, 1, 2, 2, 1}}},
         {1, 4, 1, {{17, 0, 0, -1, 2}}},
         {16, 48, 1, {{130, 0, 0, 0, 1}}},
+        /* long runs in chunks: whole and broken ones, in place, every state kept, short runs and idle rows between */
+        {2, 4, 1, {{300, 0, 0, -1, 3}}, true},
+        {1, 2, 2, {{320, 0, 0, -1, 3}, {281, 7, 1, 1, 1}}, true},
+        {2, 6, 6, {{1, 9, 0, 0, 1}, {-1, 0, 0, 0, 0}, {33, 9, 3, 3, 1}, {3, 4, 1, 1, 2}, {70, 0, 2, -1, 0}, {32, 5, 4, 4, 1}},
+         true},
+        {1, 3, 1, {{40, 9, 0, 0, 2}}, true},
+        {1, 4, 1, {{65, 9, 0, 0, 1}}, true},
+        {16, 48, 1, {{130, 0, 0, 0, 1}}, true},
+        {1, 1, 1, {{2100, 0, 0, 0, 1}}, true},
+        {1, 2, 1, {{130, 9, 0, 0, 2}}, true}, /* more pieces than are planned for: recurrent */
+        {16, 48, 1, {{8192, 0, 0, -1, 3}}, true}, /* timed */
+        {16, 48, 1, {{1, 9, 0, 0, 1}}},
+        {16, 48, 4, {{1, 9, 0, 0, 1}, {1, 9, 1, 1, 1}, {1, 9, 2, 2, 1}, {1, 9, 3, 3, 1}}},
+        {16, 48, 1, {{4, 9, 0, 0, 2}}},
     };
     uint32_t kh = t[v].kh, vh = t[v].vh, ch = 2 * kh * 128 + vh * 128, width = ch + vh * 128 + 2 * vh, slots;
     struct qx_step *s = kern_step(c, t[v].runs, t[v].n, 100, &slots);
     uint32_t n = s->n_rows;
     struct qx_op_gdn a = {.step = s, .k_heads = kh, .v_heads = vh, .k_dim = 128, .v_dim = 128, .conv_kernel = 4,
-                          .in_stride = width, .eps = 1e-6f, .chunk = 0};
+                          .in_stride = width, .eps = 1e-6f, .chunk = 0, .prompt = t[v].prompt};
     a.in = kern_f32(c, (size_t)n * width, 1.0f);
     a.conv_w = kern_f32(c, (size_t)ch * 4, 0.5f);
     a.a_log = kern_f32(c, vh, 0.5f);
@@ -50,10 +64,14 @@ static void gdn(struct kern_ctx *c, int v)
     }
     kern_out(c, "conv", 'f', a.conv_state, slots * a.conv_slot_stride, 1e-30);
     kern_out(c, "s", 'f', a.s, slots * a.s_slot_stride, 0);
-    kern_shape(c, "%u rows in %u runs, heads %u/%u", n, t[v].n, kh, vh);
+    kern_shape(c, "%u rows in %u runs, heads %u/%u%s", n, t[v].n, kh, vh, t[v].prompt ? ", prompt" : "");
+    c->bytes = (uint64_t)n * (width + vh * 128) * 4 + 2ull * t[v].n * vh * 128 * 128 * 4;
     KERN_RUN(c, gdn, a);
 }
 
-#define G(i) {"gdn", "gdn", gdn, i, 0}
+#define G(i) {"gdn", "gdn", gdn, i, false}
+#define B(i) {"gdn", "gdn", gdn, i, true}
 const struct kern_case kern_cases_gdn[] = {G(0), G(1), G(2), G(3), G(4), G(5), G(6), G(7), G(8), G(9), G(10), G(11),
+                                           G(12), G(13), G(14), G(15), G(16), G(17), G(18), G(19),
+                                           B(20), B(21), B(22), B(23),
                                            {0, 0, 0, 0, 0}};
