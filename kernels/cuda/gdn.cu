@@ -302,6 +302,8 @@ extern "C" int qx_cuda_gdn(struct qx_queue *q, const struct qx_op_gdn *o)
             return r;
         }
     }
-    return launch_cluster(q, "gdn", gdn_core, dim3(o->k_heads * a.group * 2, n < 64 ? n : 64), dim3(256), 0,
+    /* blocks hold a multiprocessor each: beside the chunked kernels few are wanted, most of them idle */
+    const uint32_t most = !a.chunked ? 64 : n < 1024 ? 16 : 2;
+    return launch_cluster(q, "gdn", gdn_core, dim3(o->k_heads * a.group * 2, n < most ? n : most), dim3(256), 0,
                           a.group * 2, a);
 }

@@ -104,27 +104,27 @@ __global__ void __launch_bounds__(1024) gdn_plan_rows(const __grid_constant__ pr
     for (int pass = 0; pass < 2; ++pass) {
         uint64_t count = at;
         for (uint32_t w = w0; w < w1; ++w) {
-            uint32_t first = 0, end = 0, taken = 0;
-            bool in_run = false;
-            for (uint32_t i = 0; i < 32; ++i) {
-                const uint32_t r = w * 32 + i, bit = 1u << i;
-                const bool cut = brk[w] & bit;
-                if (cut || i == 0) {
-                    in_run = cut ? (beg[w] & bit) != 0 : true;
-                    first = cut ? r : (uint32_t)__ldcg(a.g.step.first + r);
-                    /* the run's end: the next break, found by words that have any */
-                    uint32_t e = next_bit(brk, r + 1, (w + 1) * 32);
-                    if (e == (w + 1) * 32 && w + 1 < words) {
-                        const uint32_t x = next_bit(any, w + 1, words);
-                        e = x < words ? next_bit(brk, x * 32, n) : n;
-                    }
-                    end = e < n ? e : n;
-                    in_run = in_run && end - first >= MIN_RUN;
-                }
-                if (!in_run || r >= n) {
+            uint32_t taken = 0, cuts = brk[w] | 1;
+            while (cuts) { /* pieces of the word between cuts lie in one run, or in none */
+                const uint32_t i = __ffs(cuts) - 1, r = w * 32 + i, bit = 1u << i;
+                cuts &= cuts - 1;
+                if ((brk[w] & bit) && !(beg[w] & bit)) {
                     continue;
                 }
-                taken |= bit;
+                const uint32_t first = beg[w] & bit ? r : (uint32_t)__ldcg(a.g.step.first + r);
+                /* the run's end: the next break, found by words that have any */
+                const uint32_t piece = cuts ? w * 32 + __ffs(cuts) - 1 : (w + 1) * 32;
+                uint32_t end = piece;
+                if (!cuts && w + 1 < words) {
+                    const uint32_t x = next_bit(any, w + 1, words);
+                    end = x < words ? next_bit(brk, x * 32, n) : n;
+                }
+                end = end < n ? end : n;
+                if (end - first < MIN_RUN) {
+                    continue;
+                }
+                const uint32_t mask = (piece - r == 32 ? 0xffffffffu : (1u << (piece - r)) - 1) << i;
+                taken |= mask;
                 if (r == first) {
                     if (pass && fits) {
                         const uint32_t run = (uint32_t)(count >> 32);
@@ -134,14 +134,19 @@ __global__ void __launch_bounds__(1024) gdn_plan_rows(const __grid_constant__ pr
                     }
                     count += (uint64_t)1 << 32;
                 }
-                if ((r - first) % CH == 0 || (r > first && (keep[(r - 1) / 32] >> ((r - 1) & 31) & 1))) {
+                /* chunks begin at every 64th row and behind each kept state */
+                const uint32_t at64 = (first + (r - first + CH - 1) / CH * CH) - w * 32;
+                uint32_t starts = keep[w] << 1 | (w ? keep[w - 1] >> 31 : 0);
+                starts = (r == first ? starts & ~bit : starts) | (at64 < 32 ? 1u << at64 : 0);
+                for (starts &= mask; starts; starts &= starts - 1) {
                     if (pass && fits) {
-                        const uint32_t room = CH - (r - first) % CH, most = end - r < room ? end - r : room;
-                        const uint32_t k = next_bit(keep, r, r + most), rows = k < r + most ? k + 1 - r : most;
+                        const uint32_t x = w * 32 + __ffs(starts) - 1;
+                        const uint32_t room = CH - (x - first) % CH, most = end - x < room ? end - x : room;
+                        const uint32_t k = next_bit(keep, x, x + most), rows = k < x + most ? k + 1 - x : most;
                         const uint32_t c = (uint32_t)count;
-                        plan->chunk[c].row = (int32_t)r;
+                        plan->chunk[c].row = (int32_t)x;
                         plan->chunk[c].n = (int32_t)rows;
-                        plan->chunk[c].out = __ldcg(a.g.step.state_out + r + rows - 1);
+                        plan->chunk[c].out = __ldcg(a.g.step.state_out + x + rows - 1);
                         plan->chunk[c].run = (int32_t)((uint32_t)(count >> 32) - 1);
                     }
                     ++count;

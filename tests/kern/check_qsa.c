@@ -2,6 +2,7 @@
 #include "kern.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 struct caches { struct qx_kv kv; size_t n_kv, n_raw, n_pooled; };
@@ -57,11 +58,13 @@ static void prepare(struct kern_ctx *c, int v)
         {4, 2, 1, {{13, 1, 1, -1, 0}}, true},
         {4, 2, 4, {{1, 3, 0, -1, 0}, {-1, 0, 0, -1, 0}, {6, 30, 1, -1, 0}, {1, 7, 2, -1, 0}}, false},
         {2, 1, 1, {{60, 0, 0, -1, 0}}, true},
+        {24, 2, 1, {{1, 4095, 0, -1, 0}}, true}, /* timed from here on */
+        {24, 2, 1, {{2048, 6144, 0, -1, 0}}, true},
     };
     uint32_t nh = t[v].heads, kvh = t[v].kvh, D = 256, ih = 4, id = 128;
     uint32_t width = nh * 2 * D + 2 * kvh * D + (ih + 1) * id;
     struct qx_step *s = kern_step(c, t[v].runs, t[v].n, 100, NULL);
-    struct caches k = make_kv(c, 3, 4, 16, kvh, D, id, 4, t[v].bf16, false);
+    struct caches k = make_kv(c, 3, v < 6 ? 4 : 512, 16, kvh, D, id, 4, t[v].bf16, false);
     float fr[32];
     for (int i = 0; i < 32; ++i) {
         fr[i] = (float)pow(1e7, -2.0 * i / 64.0);
@@ -93,7 +96,8 @@ static void prepare(struct kern_ctx *c, int v)
 
 static void select_(struct kern_ctx *c, int v)
 {
-    static const struct { unsigned n; struct kern_run runs[4]; uint32_t budget, seqs, pages; bool bf16, whole; } t[] = {
+    static const struct { unsigned n; struct kern_run runs[4]; uint32_t budget, seqs, pages; bool bf16, whole, prompt; }
+        t[] = {
         {1, {{1, 2, 0, -1, 0}}, 8, 1, 4, false, true},
         {1, {{1, 63, 0, -1, 0}}, 8, 1, 4, false, true},
         {1, {{70, 0, 1, -1, 0}}, 8, 2, 8, true, true},
@@ -102,6 +106,18 @@ static void select_(struct kern_ctx *c, int v)
         {4, {{1, 99, 0, -1, 0}, {-1, 0, 0, -1, 0}, {6, 30, 1, -1, 0}, {1, 7, 2, -1, 0}}, 8, 3, 8, false, true},
         {1, {{20, 2040, 0, -1, 0}}, 512, 1, 160, true, true},
         {1, {{1, 131071, 0, -1, 0}}, 512, 1, 8192, true, true},
+        /* many rows: ties, f32 sums, several sequences in a tile, rows with and without scores */
+        {1, {{70, 0, 1, -1, 0}}, 8, 2, 8, true, true, true},
+        {1, {{40, 9001, 0, -1, 0}}, 512, 1, 1024, true, true, true},
+        {1, {{33, 15001, 0, -1, 0}}, 512, 1, 1024, true, false, true},
+        {4, {{20, 99, 0, -1, 0}, {-1, 0, 0, -1, 0}, {60, 30, 1, -1, 0}, {9, 7, 2, -1, 0}}, 8, 3, 16, true, true, true},
+        {1, {{20, 2040, 0, -1, 0}}, 512, 1, 160, true, true, true},
+        {1, {{1, 4095, 0, -1, 0}}, 512, 1, 256, true, false}, /* timed from here on */
+        {1, {{1, 32767, 0, -1, 0}}, 512, 1, 2048, true, false},
+        {1, {{1, 131071, 0, -1, 0}}, 512, 1, 8192, true, false},
+        {1, {{2048, 6144, 0, -1, 0}}, 512, 1, 512, true, false, true},
+        {1, {{512, 130560, 0, -1, 0}}, 512, 1, 8192, true, false, true},
+        {4, {{1, 4095, 0, -1, 0}, {1, 4095, 1, -1, 0}, {1, 4095, 2, -1, 0}, {1, 4095, 3, -1, 0}}, 512, 4, 256, true, false},
     };
     uint32_t ih = 4, id = 128, budget = t[v].budget, page = 16;
     struct qx_step *s = kern_step(c, t[v].runs, t[v].n, 100, NULL);
@@ -125,16 +141,16 @@ static void select_(struct kern_ctx *c, int v)
     if (t[v].n == 1) {
         kern_out(c, "n_block", 'i', nb, n, 0);
     }
-    kern_shape(c, "%u rows to position %d, budget %u%s", n, t[v].runs[0].pos0 + t[v].runs[0].len - 1, budget,
-               t[v].whole ? ", ties" : "");
+    kern_shape(c, "%u rows to position %d, budget %u%s%s", n, t[v].runs[0].pos0 + t[v].runs[0].len - 1, budget,
+               t[v].whole ? ", ties" : "", t[v].prompt ? ", prompt" : "");
     KERN_RUN(c, qsa_select, {.step = s, .i_heads = ih, .i_dim = id, .ratio = 4, .budget_blocks = budget, .iq = iq,
                              .kv = k.kv, .max_blocks = cap, .scores = kern_new(c, (size_t)n * cap * 4),
-                             .block = block, .n_block = nb});
+                             .block = block, .n_block = nb, .prompt = t[v].prompt});
 }
 
 static void attend(struct kern_ctx *c, int v)
 {
-    static const struct { uint32_t heads, kvh, budget; unsigned n; struct kern_run runs[3]; uint32_t pages; bool bf16; }
+    static const struct { uint32_t heads, kvh, budget; unsigned n; struct kern_run runs[3]; uint32_t pages; bool bf16, prompt; }
         t[] = {
             {4, 2, 8, 1, {{1, 0, 0, -1, 0}}, 4, false},
             {24, 2, 512, 1, {{1, 2600, 0, -1, 0}}, 200, true},
@@ -144,6 +160,16 @@ static void attend(struct kern_ctx *c, int v)
             {6, 1, 64, 2, {{1, 299, 0, -1, 0}, {2, 77, 1, -1, 0}}, 20, false},
             {24, 2, 512, 1, {{40, 2500, 0, -1, 0}}, 200, true},
             {12, 1, 512, 1, {{140, 0, 0, -1, 0}}, 20, true},
+            /* many rows, queries and probabilities rounded */
+            {24, 2, 512, 1, {{40, 2500, 0, -1, 0}}, 200, true, true},
+            {12, 1, 512, 1, {{140, 0, 0, -1, 0}}, 20, true, true},
+            {6, 1, 64, 3, {{30, 299, 0, -1, 0}, {-1, 0, 0, -1, 0}, {40, 77, 1, -1, 0}}, 40, true, true},
+            {32, 2, 8, 1, {{64, 0, 0, -1, 0}}, 4, true, true},
+            {4, 2, 8, 1, {{64, 0, 0, -1, 0}}, 4, false, true},
+            {24, 2, 512, 1, {{1, 4095, 0, -1, 0}}, 256, true, false}, /* timed from here on */
+            {24, 2, 512, 3, {{2, 4094, 0, -1, 0}, {1, 4095, 1, -1, 0}, {1, 4095, 1, -1, 0}}, 256, true, false},
+            {24, 2, 512, 1, {{2048, 6144, 0, -1, 0}}, 512, true, true},
+            {24, 2, 512, 1, {{2048, 0, 0, -1, 0}}, 512, true, true},
         };
     uint32_t nh = t[v].heads, kvh = t[v].kvh, D = 256, budget = t[v].budget, width = nh * 2 * D + 8;
     struct qx_step *s = kern_step(c, t[v].runs, t[v].n, 100, NULL);
@@ -151,6 +177,7 @@ static void attend(struct kern_ctx *c, int v)
     uint32_t n = s->n_rows, r = 0;
     int32_t *block = calloc((size_t)n * budget, 4), *nb = calloc(n, 4);
     for (unsigned i = 0; i < t[v].n; ++i) {
+        r += t[v].runs[i].len < 0;
         for (int j = 0; j < t[v].runs[i].len; ++j, ++r) {
             uint32_t all = (uint32_t)(t[v].runs[i].pos0 + j + 1) / 4, take = all < budget ? all : budget, got = 0;
             for (uint32_t b = 0; b < all; ++b) { /* a random ascending choice */
@@ -162,11 +189,23 @@ static void attend(struct kern_ctx *c, int v)
         }
     }
     float *o = kern_new(c, (size_t)n * nh * D * 4);
-    kern_out(c, "o", 'f', o, (size_t)n * nh * D, 0);
-    kern_shape(c, "%u rows to position %d, heads %u/%u, budget %u, %s", n, t[v].runs[0].pos0 + t[v].runs[0].len - 1, nh,
-               kvh, budget, t[v].bf16 ? "bf16" : "f32");
+    /* A rounded q moves a score by about 2^-9 of its spread (1 here), so each weight by as much at random; a rounded
+     * weight by 2^-9 at most again: 1.3e-3 of a mean of independent values. Three times that is allowed. */
+    double bound = t[v].prompt ? 4e-3 : 0.0;
+    for (unsigned i = 0, r0 = 0; i < t[v].n; ++i) { /* outputs of idle rows may be anything */
+        static char names[3][8];
+        uint32_t len = t[v].runs[i].len < 0 ? 1 : (uint32_t)t[v].runs[i].len;
+        snprintf(names[i], sizeof names[i], "o%u", i);
+        if (t[v].runs[i].len > 0) {
+            kern_out(c, names[i], 'f', o + (size_t)r0 * nh * D, (size_t)len * nh * D, bound);
+        }
+        r0 += len;
+    }
+    kern_shape(c, "%u rows to position %d, heads %u/%u, budget %u, %s%s", n, t[v].runs[0].pos0 + t[v].runs[0].len - 1, nh,
+               kvh, budget, t[v].bf16 ? "bf16" : "f32", t[v].prompt ? ", prompt" : "");
     struct qx_op_qsa_attend a = {.step = s, .n_heads = nh, .n_kv_heads = kvh, .head_dim = D, .ratio = 4,
-                                 .budget_blocks = budget, .in_stride = width, .kv = k.kv, .o = o};
+                                 .budget_blocks = budget, .in_stride = width, .kv = k.kv, .o = o,
+                                 .act_bf16 = t[v].prompt, .prompt = t[v].prompt};
     a.q = kern_f32(c, (size_t)n * nh * D, 1.0f);
     a.in = kern_f32(c, (size_t)n * width, 1.0f);
     a.block = kern_put(c, block, (size_t)n * budget * 4);
@@ -177,8 +216,13 @@ static void attend(struct kern_ctx *c, int v)
     KERN_RUN(c, qsa_attend, a);
 }
 
-#define P(i) {"qsa_prepare", "prepare", prepare, i, 0}
-#define S(i) {"qsa_select", "select", select_, i, 0}
-#define A(i) {"qsa_attend", "attend", attend, i, 0}
-const struct kern_case kern_cases_qsa[] = {P(0), P(1), P(2), P(3), P(4), P(5), S(0), S(1), S(2), S(3), S(4), S(5), S(6),
-                                           S(7), A(0), A(1), A(2), A(3), A(4), A(5), A(6), A(7), {0, 0, 0, 0, 0}};
+#define P(i, ...) {"qsa_prepare", "prepare", prepare, i, __VA_ARGS__}
+#define S(i, ...) {"qsa_select", "select", select_, i, __VA_ARGS__}
+#define A(i, ...) {"qsa_attend", "attend", attend, i, __VA_ARGS__}
+const struct kern_case kern_cases_qsa[] = {
+    P(0, 0), P(1, 0), P(2, 0), P(3, 0), P(4, 0), P(5, 0), P(6, 1), P(7, 1),
+    S(0, 0), S(1, 0), S(2, 0), S(3, 0), S(4, 0), S(5, 0), S(6, 0), S(7, 0), S(8, 0), S(9, 0), S(10, 0), S(11, 0), S(12, 0),
+    S(13, 1), S(14, 1), S(15, 1), S(16, 1), S(17, 1), S(18, 1),
+    A(0, 0), A(1, 0), A(2, 0), A(3, 0), A(4, 0), A(5, 0), A(6, 0), A(7, 0), A(8, 0), A(9, 0), A(10, 0), A(11, 0), A(12, 0),
+    A(13, 1), A(14, 1), A(15, 1), A(16, 1),
+    {0, 0, 0, 0, 0}};
