@@ -365,6 +365,42 @@ struct qx_op_advance {
     uint64_t *count;             /* one counter, beside the ring */
 };
 
+/* What the draft head's step leaves for the next round, by sequence s = seq[row[j]] of its row[j]:
+ * hold[s] = wide[row[j]], next_id[s] = map ? map[id[j]] : id[j], next_prob[s] = prob[j]. The sequences
+ * are all different. */
+struct qx_op_draft_keep {
+    const struct qx_step *step;
+    uint32_t n, width;
+    const int32_t *row;          /* [n] */
+    const float *wide;           /* [step rows, width] */
+    const int32_t *id;           /* [n] chosen by the draft head */
+    const float *prob;           /* [n] */
+    const int32_t *map;          /* NULL, or ids of the rows of a smaller head */
+    float *hold;                 /* [sequences, width] */
+    int32_t *next_id;            /* [sequences] */
+    float *next_prob;            /* [sequences] */
+};
+
+/* Draft number nth (from 1) of each of n lines goes where it is used. Line i is row i of `chain`, the draft
+ * head's step that would give the draft after it, and rows base[i] .. base[i] + count[i] of `step`, the
+ * main model's: the pending id and its drafts. With a = by_seq ? chain.seq[i] : i:
+ *   chain.pos[i] < 0: the chain has ended, nothing changes.
+ *   nth <= count[i] and not prob[a] < min_prob[i]: step.id[base + nth] = chain.id[i] = map ? map[id[a]]
+ *     : id[a]; after the last draft chain.pos[i] = -1, else ++chain.pos[i] if nth > 1.
+ *   Else the chain ends: chain.pos[i] = -1, rows base + nth .. base + count become idle (pos -1, first the
+ *     row itself, state_out -1; their ids stay valid ones). */
+struct qx_op_draft_next {
+    const struct qx_step *chain; /* [n] rows; updated */
+    const struct qx_step *step;  /* updated */
+    uint32_t n, nth;
+    const int32_t *base, *count; /* [n] */
+    const float *min_prob;       /* [n] */
+    const int32_t *id;           /* by line, or by sequence */
+    const float *prob;
+    const int32_t *map;          /* NULL, or ids of the rows of a smaller head */
+    bool by_seq;
+};
+
 enum qx_op_id {
 #define OP(name, bound) QX_OP_##name,
 #include "ops.def"

@@ -49,7 +49,8 @@ struct kern_case {
     bool bench;       /* too large for checking; only timed */
 };
 extern const struct kern_case kern_cases_matmul[], kern_cases_rows[], kern_cases_gdn[], kern_cases_qsa[],
-    kern_cases_ple[], kern_cases_sample[];
+    kern_cases_ple[], kern_cases_sample[],
+    kern_cases_draft[];
 
 /* ---- numbers ---- */
 uint64_t kern_u64(struct kern_ctx *c);

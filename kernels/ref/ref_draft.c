@@ -1,0 +1,41 @@
+/* ref_draft.c: drafts that stay on the device: kept for the next round, and chained into the rows that
+ * verify them (model 10.2). */
+#include "ref.h"
+
+#include <string.h>
+
+int ref_draft_keep(struct qx_queue *q, const struct qx_op_draft_keep *a)
+{
+    (void)q;
+    for (uint32_t j = 0; j < a->n; ++j) {
+        size_t row = (size_t)a->row[j], s = (size_t)a->step->seq[row];
+        memcpy(a->hold + s * a->width, a->wide + row * a->width, 4 * (size_t)a->width);
+        a->next_id[s] = a->map ? a->map[a->id[j]] : a->id[j];
+        a->next_prob[s] = a->prob[j];
+    }
+    return 0;
+}
+
+int ref_draft_next(struct qx_queue *q, const struct qx_op_draft_next *a)
+{
+    const struct qx_step *c = a->chain, *s = a->step;
+    (void)q;
+    for (uint32_t i = 0; i < a->n; ++i) {
+        if (c->pos[i] < 0) {
+            continue;
+        }
+        int32_t at = a->by_seq ? c->seq[i] : (int32_t)i, nth = (int32_t)a->nth;
+        if (nth <= a->count[i] && !(a->prob[at] < a->min_prob[i])) {
+            int32_t id = a->map ? a->map[a->id[at]] : a->id[at];
+            s->id[a->base[i] + nth] = c->id[i] = id;
+            c->pos[i] = nth == a->count[i] ? -1 : c->pos[i] + (nth > 1);
+            continue;
+        }
+        c->pos[i] = -1;
+        for (int32_t r = a->base[i] + nth; r <= a->base[i] + a->count[i]; ++r) {
+            s->pos[r] = s->state_out[r] = -1;
+            s->first[r] = r;
+        }
+    }
+    return 0;
+}
