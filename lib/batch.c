@@ -173,7 +173,7 @@ static int make_prefix(struct qx_batch *b, struct qx_error *err)
     }
     struct prefix *p = &b->prefix;
     size_t wide = (size_t)m->cfg->hc_count * m->cfg->hidden_size;
-    struct qx_line line = {.consume_only = true, .p = QX_GEN_PARAMS_DEFAULT};
+    struct qx_line line = {.consume_only = true, .p = QX_GEN_PARAMS_DEFAULT, .read_to = n};
     struct qx_line *lines = &line;
     int rc = qx_seq_open(m, &line.seq, err);
     if (rc) {
@@ -252,7 +252,7 @@ static int admit(struct qx_batch *b, uint32_t *n_lines, struct qx_error *err)
     while (b->next < b->n && *n_lines < m->budget.max_seqs) {
         struct entry *e = b->entries[b->next];
         struct qx_error why;
-        e->line = (struct qx_line){.p = e->r.params, .error = &e->err};
+        e->line = (struct qx_line){.p = e->r.params, .error = &e->err, .read_to = e->r.n_ids};
         int rc = qx_seq_open(m, &e->line.seq, &why);
         if (rc) {
             if (*n_lines) {

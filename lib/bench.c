@@ -273,7 +273,7 @@ int qx_bench_prefill(struct qx_model *m, uint64_t n, uint32_t repeat, struct qx_
                                           .src_x = -1, .src_hold = -1};
             }
             uint32_t last = len - 1;
-            struct qx_want w = {.logit_row = &last, .n_logits = done + len == n ? 1 : 0};
+            struct qx_want w = {.prompt = true, .logit_row = &last, .n_logits = done + len == n ? 1 : 0};
             rc = qx_exec_step(m, rows, len, &w, err);
             done += len;
         }
@@ -333,7 +333,7 @@ static int record_step(struct qx_model *m, uint32_t n, void **graph, uint64_t *n
         return rc;
     }
     rc = qx_graph_layers(m, &m->ctl.step, &pending, NULL, NULL, err);
-    rc = rc ? rc : qx_graph_head(m, &m->mixer, n, m->b.x, &pending, NULL, n, m->cfg->vocab_size, err);
+    rc = rc ? rc : qx_graph_head(m, &m->mixer, n, m->b.x, &pending, NULL, n, &m->head, err);
     int rs = m->be->ops->sample(m->q, &(struct qx_op_sample){.n_rows = n, .vocab = m->cfg->vocab_size,
                                                              .logits = m->b.logits, .params = m->ctl.params,
                                                              .pos = m->ctl.spos, .id = m->b.out_id,

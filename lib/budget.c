@@ -21,6 +21,11 @@ static uint64_t add(uint64_t a, uint64_t b)
     return qx_add_u64(a, b, &r) ? r : UINT64_MAX;
 }
 
+uint64_t qx_ctl_bytes(uint64_t rows, uint64_t logit_rows, uint64_t seqs)
+{
+    return add(mul(logit_rows, sizeof(struct qx_sample_params) + 8), mul(4, add(mul(8, rows), mul(10, seqs))));
+}
+
 int qx_budget_init(struct qx_budget *b, const struct qx_config *c, uint64_t ctx_tokens,
                    uint32_t chunk_rows, uint32_t max_seqs, uint32_t draft_max, bool mtp, bool kv_bf16,
                    struct qx_error *err)
@@ -51,6 +56,10 @@ int qx_budget_init(struct qx_budget *b, const struct qx_config *c, uint64_t ctx_
 
     b->n_logit_rows = b->max_seqs * (draft_max + 1);
     b->n_rows = (uint32_t)max2(b->chunk_rows, b->n_logit_rows);
+    if (b->mtp) {
+        b->n_rows += b->max_seqs; /* rows the draft head is still owed from the step before */
+    }
+    b->n_feed_rows = b->n_logit_rows + b->max_seqs;
     uint32_t ratio = c->indexer_compress_ratio;
     b->page_tokens = ratio * 16;
     b->max_pages = (uint32_t)qx_ceil_div(b->ctx_tokens, b->page_tokens);
@@ -106,11 +115,21 @@ int qx_budget_init(struct qx_budget *b, const struct qx_config *c, uint64_t ctx_
         per_row += 2ull * c->ple_heads + c->ple_embed_dim + wide + c->hidden_size;
     }
     uint64_t per_logit = wide + c->hidden_size + 3ull * c->vocab_size + 8;
-    uint64_t ctl = add(mul(rows, 32), mul(logit_rows, 64));
+    uint64_t seqs = b->max_seqs, ctl = add(qx_ctl_bytes(rows, logit_rows, seqs),
+                                           qx_ctl_bytes(logit_rows, logit_rows, seqs));
+    uint64_t by_seq = wide;
+    if (b->mtp) {
+        ctl = add(ctl, add(qx_ctl_bytes(rows, logit_rows, seqs), qx_ctl_bytes(b->n_feed_rows, logit_rows, seqs)));
+        by_seq = 2 * wide + 2;
+    }
+    /* Lists of penalties are made when first asked for. */
+    uint64_t ids = b->ctx_tokens < c->vocab_size ? b->ctx_tokens : c->vocab_size;
+    uint64_t lists = mul(logit_rows, add(mul(ids, 8), sizeof(struct qx_penalty)));
+    uint64_t constants = 2ull * c->rotary_dim + (c->n_ple_layers ? 8ull * c->ngram_size + 16ull * c->ple_heads : 0);
     b->scratch_bytes = add(mul(4, add(add(mul(rows, per_row), mul(logit_rows, per_logit)),
                                       add(b->scratch_floats, b->iscratch_ints))),
-                           add(mul(2, ctl), mul(mul(b->max_seqs, wide), 4)));
-    b->host_bytes = add(mul(2, ctl), 4ull * b->n_pages);
+                           add(add(ctl, mul(mul(seqs, by_seq), 4)), add(lists, constants)));
+    b->host_bytes = add(add(ctl, lists), add(4ull * b->n_pages, add(mul(logit_rows, 12), mul(seqs, 64))));
     if (b->scratch_bytes == UINT64_MAX || b->state_bytes == UINT64_MAX || b->kv_bytes == UINT64_MAX) {
         return qx_fail(err, QX_E_PLAN, "memory-plan", "the sizes of this plan overflow 64 bits");
     }

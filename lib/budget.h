@@ -14,7 +14,8 @@ struct qx_budget {
     bool mtp, kv_bf16;
     /* derived */
     uint32_t n_rows;            /* rows a step can have */
-    uint32_t n_logit_rows;      /* rows of logits a step can have */
+    uint32_t n_logit_rows;      /* rows of logits, and of a decode step, that a step can have */
+    uint32_t n_feed_rows;       /* rows the draft head can get after a decode step */
     uint32_t page_tokens, max_pages, n_pages; /* pages of a sequence and in all */
     uint32_t n_slots, slots_per_seq;
     uint32_t budget_blocks, max_blocks;
@@ -26,6 +27,9 @@ struct qx_budget {
     uint64_t state_bytes, kv_bytes, scratch_bytes; /* scratch: activations and logits */
     uint64_t host_bytes;        /* pinned host memory */
 };
+
+/* Bytes of a control block (engine.h) of `rows` rows. */
+uint64_t qx_ctl_bytes(uint64_t rows, uint64_t logit_rows, uint64_t seqs);
 
 /* ctx 0: min(limit, 32768); chunk 0: 512; max_seqs 0: 1. Errors: context-exceeded (QX_E_USAGE), sizes
  * that overflow (QX_E_PLAN). */

@@ -75,18 +75,23 @@ struct qx_mtp {
 struct qx_ctl {
     void *host, *dev;
     size_t n_bytes;
+    bool in_flight;             /* an upload of `host` may still be running: wait before writing to it */
     struct qx_step step_host;   /* pointers into host */
     struct qx_step step;        /* pointers into dev; n_rows set per step */
     int32_t *src_x_host, *src_x;       /* [rows] wide state to take: row of x, or -1 (draft head) */
     int32_t *src_hold_host, *src_hold; /* [rows] or a sequence's held row, or -1 (draft head) */
     int32_t *hold_host, *hold;  /* [max_seqs] row of x to hold per sequence, or -1 */
+    /* chains of drafts before a decode step, one row a line */
+    struct qx_step chain_host, chain; /* [max_seqs] */
+    int32_t *base_host, *base, *count_host, *count; /* [max_seqs] ops.h, draft_next */
+    float *least_host, *least;  /* [max_seqs] */
     int32_t *pick_host, *pick;  /* [logit rows] rows that want logits */
     int32_t *spos_host, *spos;  /* [logit rows] position of the sampled token */
     struct qx_sample_params *params_host, *params; /* [logit rows] */
 };
 
-struct qx_graph_key { uint32_t kind, n_rows, n_logits, flags; };
-struct qx_graph { struct qx_graph_key key; void *graph; uint64_t n_nodes; uint32_t n_seen; };
+struct qx_graph_key { uint32_t kind, n_rows, n_logits, flags, n_chain, n_drafts; };
+struct qx_graph { struct qx_graph_key key; void *graph; uint64_t n_nodes, last_used; uint32_t n_seen; };
 #define QX_MAX_GRAPHS 64
 
 struct qx_buffers {
@@ -112,9 +117,12 @@ struct qx_buffers {
     float *sample_scratch;      /* logit rows * vocab * 2 */
     int32_t *out_id;            /* [logit rows] sampled or arg-max ids */
     float *out_value, *out_prob;/* [logit rows] */
+    float *mhold;               /* [max_seqs, C, hidden] draft head's wide state behind the next draft */
+    int32_t *next_id;           /* [max_seqs] the first draft of the next round */
+    float *next_prob;           /* [max_seqs] */
     /* pinned host memory */
     int32_t *host_id;
-    float *host_value, *host_prob;
+    int32_t *host_drafts;       /* [2, logit rows] ids and positions of a step's rows, drafts filled in */
     float *host_logits;         /* [logit rows, vocab]; NULL until wanted */
     float *host_ple_e;          /* table on disk: rows read before the step */
     int32_t *ring_host, *ring;  /* [QX_RING, max_seqs] ids of steps that feed themselves, mapped */
@@ -190,11 +198,14 @@ struct qx_model {
     struct qx_seq *seqs;        /* [max_seqs] */
 
     struct qx_buffers b;
-    struct qx_ctl ctl, mctl;    /* main steps, draft head steps */
+    /* Of decode steps and of prompt steps, of the main model and of the draft head. */
+    struct qx_ctl ctl, pctl, mctl, mpctl;
     struct qx_graph graphs[QX_MAX_GRAPHS];
     uint32_t n_graphs;
-    uint64_t n_steps;
-    uint32_t draft_vocab;       /* rows of the head that choose drafts */
+    uint64_t n_steps, n_runs;   /* steps of the main model; of everything (graphs' last use) */
+    /* rows of the head that choose drafts: the head itself, or some of its rows (draft_head.c) */
+    struct qx_weight draft_head;
+    int32_t *draft_map;         /* [draft_head.rows] device: their ids; NULL: the same numbers */
     uint64_t free_at_open;      /* bytes the device had before anything was taken; 0 unknown */
     uint32_t gdn_chunk;         /* 0: recurrent everywhere, so that chunks change no bit */
 };
@@ -268,11 +279,11 @@ int qx_graph_hc(struct qx_model *m, const struct qx_hc_weights *w, uint32_t n_ro
 /* The pending write-back alone. */
 int qx_graph_flush(struct qx_model *m, uint32_t n_rows, float *x, struct qx_pending *pending,
                    struct qx_error *err);
-/* Final mixer and the first `vocab` rows of the head for n_logits picked rows (pick NULL: the first
+/* Final mixer and head for n_logits picked rows (pick NULL: the first
  * n_logits rows, x itself). */
 int qx_graph_head(struct qx_model *m, const struct qx_hc_weights *mixer, uint32_t n_rows, float *x,
-                  struct qx_pending *pending, const int32_t *pick, uint32_t n_logits, uint32_t vocab,
-                  struct qx_error *err);
+                  struct qx_pending *pending, const int32_t *pick, uint32_t n_logits,
+                  const struct qx_weight *head, struct qx_error *err);
 /* One decoder layer on wide state x. `kv_index` chooses the caches of a QSA layer. */
 int qx_graph_layer(struct qx_model *m, const struct qx_layer *l, const struct qx_step *s, float *x,
                    struct qx_pending *pending, uint32_t kv_index, struct qx_error *err);
@@ -301,22 +312,30 @@ struct qx_row {
     int32_t src_x, src_hold;    /* draft head rows: where the wide state comes from, -1 none */
 };
 
+/* A chain of drafts before a decode step: `count` of them for sequence seq, into the rows behind `row` (the
+ * pending id's). Their ids are the device's to fill in; those the chain does not reach become idle. */
+struct qx_chain { int32_t seq; uint32_t row, count; float min_prob; };
+
 /* What to do with a step besides running it. */
 struct qx_want {
+    bool prompt;                /* rows of prompts (ops.h); no row of a decode step is */
+    const struct qx_chain *chain; /* decode steps: drafts to make first; needs next_id of the sequences */
+    uint32_t n_chain;           /* <= max_seqs */
     const uint32_t *logit_row;  /* rows of the step that want logits, ascending */
     uint32_t n_logits;          /* <= budget.n_logit_rows */
     const struct qx_sampling *sampling; /* [n_logits]; NULL: arg-max */
     const struct qx_seq *const *history; /* [n_logits] for penalties; may be NULL */
     bool logits_to_host;        /* into b.host_logits */
-    bool values;                /* draft head: arg-max, its value and probability to the host */
     const struct qx_gen_hooks *hooks; /* streams and table rows; forces an eager step */
     int32_t *scan_layer;        /* not NULL: finds the first layer with a value that is not finite: its
                                    index, n_layers for the final mixer, n_layers + 1 for none */
 };
 
 /* Runs rows through the main model. Afterwards b.x has their wide states, and for every logit row
- * b.host_id the token chosen (-1: logits not finite). Waits. */
-int qx_exec_step(struct qx_model *m, const struct qx_row *rows, uint32_t n, const struct qx_want *w,
+ * b.host_id the token chosen (-1: logits not finite). Rows that chains filled have their ids in `rows`, idle
+ * ones position -1. Waits: once, but with chains twice where the host needs the drafts' ids before the step
+ * (table on disk, penalties). */
+int qx_exec_step(struct qx_model *m, struct qx_row *rows, uint32_t n, const struct qx_want *w,
                  struct qx_error *err);
 /* Steps that feed themselves: every row's chosen id becomes its next input on the device, and the host
  * only collects behind. start takes rows as for qx_exec_step, all with logits and state_in = state_out;
@@ -327,10 +346,13 @@ int qx_exec_free_start(struct qx_model *m, const struct qx_row *rows, uint32_t n
                        struct qx_error *err);
 int qx_exec_free_launch(struct qx_model *m, uint32_t n, struct qx_error *err);
 const int32_t *qx_exec_free_ids(struct qx_model *m, uint32_t n, uint64_t i);
-/* Runs rows through the draft head; wide states from b.x or hold (src_*), or with chain from the rows of
- * the draft step before. Arg-max in b.host_id, probability in b.host_prob. Waits. */
-int qx_exec_mtp(struct qx_model *m, const struct qx_row *rows, uint32_t n, bool chain,
-                const struct qx_want *w, struct qx_error *err);
+/* Runs rows through the draft head; wide states from b.x or hold (src_*). The logit rows, of different
+ * sequences, give the drafts that chains of their sequences begin with: id, probability and wide state stay
+ * on the device. Does not wait. */
+int qx_exec_mtp(struct qx_model *m, const struct qx_row *rows, uint32_t n, const struct qx_want *w,
+                struct qx_error *err);
+/* Waits for everything enqueued. */
+int qx_exec_wait(struct qx_model *m, struct qx_error *err);
 /* Mixer and head of rows that the last step left: of b.x, of the draft head's rows, or (row i's sequence)
  * of what is held. w->logit_row indexes `rows`, which give positions for sampling. Waits. */
 enum qx_head_source { QX_HEAD_X = 0, QX_HEAD_HOLD, QX_HEAD_MTP };

@@ -69,12 +69,13 @@ static int check_usable(const struct qx_gen *g, struct qx_error *err)
                ? qx_fail(err, QX_E_USAGE, "usage", "the sequence was left by an error; reset it first") : 0;
 }
 
-/* Consumes all known ids. */
-static int consume(struct qx_gen *g, int (*progress)(void *user, uint64_t done, uint64_t total), void *user,
-                   struct qx_error *err)
+/* Consumes all known ids: a prompt's in chunks, the last generated one as any other. */
+static int consume(struct qx_gen *g, bool prompt, int (*progress)(void *user, uint64_t done, uint64_t total),
+                   void *user, struct qx_error *err)
 {
     struct qx_seq *s = &g->m->seqs[g->seq];
     struct qx_line line = {.seq = g->seq, .consume_only = true, .p = QX_GEN_PARAMS_DEFAULT,
+                           .read_from = s->n_done, .read_to = prompt ? s->n_ids : 0,
                            .hooks = g->has_hooks ? &g->hooks : NULL};
     struct qx_line *lines = &line;
     uint64_t first = s->n_done, total = s->n_ids - first;
@@ -119,13 +120,13 @@ int qx_gen_prefill(struct qx_gen *g, const uint32_t *ids, size_t n,
         s->n_ids = before;
         return rc;
     }
-    return consume(g, progress, user, err);
+    return consume(g, true, progress, user, err);
 }
 
 int qx_gen_flush(struct qx_gen *g, struct qx_error *err)
 {
     int rc = check_usable(g, err);
-    return rc ? rc : consume(g, NULL, NULL, err);
+    return rc ? rc : consume(g, false, NULL, NULL, err);
 }
 
 int qx_gen_reset(struct qx_gen *g, struct qx_error *err)
@@ -155,7 +156,8 @@ int qx_gen_generate(struct qx_gen *g, const struct qx_gen_params *p, struct qx_g
                     struct qx_error *err)
 {
     struct qx_seq *s = &g->m->seqs[g->seq];
-    struct qx_line line = {.seq = g->seq, .p = *p, .hooks = g->has_hooks ? &g->hooks : NULL};
+    struct qx_line line = {.seq = g->seq, .p = *p, .read_from = s->n_done,
+                           .read_to = s->n_ids > s->n_done + 1 ? s->n_ids : 0, .hooks = g->has_hooks ? &g->hooks : NULL};
     struct qx_line *lines = &line;
     int rc = check_usable(g, err);
     rc = rc ? rc : qx_line_start(g->m, &line, err);

@@ -55,8 +55,8 @@ int qx_graph_flush(struct qx_model *m, uint32_t n_rows, float *x, struct qx_pend
 }
 
 int qx_graph_head(struct qx_model *m, const struct qx_hc_weights *mixer, uint32_t n_rows, float *x,
-                  struct qx_pending *pending, const int32_t *pick, uint32_t n_logits, uint32_t vocab,
-                  struct qx_error *err)
+                  struct qx_pending *pending, const int32_t *pick, uint32_t n_logits,
+                  const struct qx_weight *head, struct qx_error *err)
 {
     const struct qx_config *c = m->cfg;
     float *from = x;
@@ -74,11 +74,9 @@ int qx_graph_head(struct qx_model *m, const struct qx_hc_weights *mixer, uint32_
     if ((rc = qx_graph_hc(m, mixer, n_logits, from, pending, m->b.h, NULL, err)) != 0) {
         return rc;
     }
-    struct qx_weight head = m->head;
-    head.rows = vocab;
     QX_RUN(m, linear, (&(struct qx_op_linear){.act_bf16 = m->act_bf16, .prompt = m->prompt,
                                               .n_rows = n_logits, .n_weights = 1, .x = m->b.h,
-                                              .x_stride = c->hidden_size, .y_stride = vocab, .w = {head},
+                                              .x_stride = c->hidden_size, .y_stride = head->rows, .w = {*head},
                                               .y = m->b.logits}), err);
     return 0;
 }

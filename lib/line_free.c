@@ -57,7 +57,7 @@ static int collect(struct qx_model *m, struct qx_line **lines, uint32_t n, uint6
     for (uint32_t spins = 0; !(ids = qx_exec_free_ids(m, n, i)); ++spins) {
         if (spins == 1u << 24) {
             /* Long past any step: waiting brings out a failure of the device, or the step's end. */
-            int rc = m->be->wait(m->q, err);
+            int rc = qx_exec_wait(m, err);
             if (rc || !qx_exec_free_ids(m, n, i)) {
                 return rc ? rc : qx_fail(err, QX_E_DEVICE, "device", "a decode step did not report its ids");
             }
@@ -101,7 +101,7 @@ int qx_line_free(struct qx_model *m, struct qx_line **lines, uint32_t n, struct 
         rc = rc ? rc : collect(m, lines, n, read, &any_done, err);
         ++read;
     }
-    int waited = m->be->wait(m->q, rc ? NULL : err);
+    int waited = qx_exec_wait(m, rc ? NULL : err);
     rc = rc ? rc : waited;
     /* A line that stopped one step early has consumed its last id too: its wide state is held, as after
      * a prompt. */

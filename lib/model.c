@@ -325,8 +325,6 @@ int qx_model_load(struct qx_model **out, const struct qx_ckpt *ck, const struct 
     }
     m->kv_bf16 = m->act_bf16 = !m->be->host_memory && !opts->precise;
     m->gdn_chunk = m->be->host_memory ? 0 : 64;
-    m->draft_vocab = opts->draft_vocab && opts->draft_vocab < m->cfg->vocab_size ? opts->draft_vocab
-                                                                                  : m->cfg->vocab_size;
     m->mtp.loaded = (opts->mtp || opts->draft_max) && has_mtp(m);
     if (opts->draft_max && !m->mtp.loaded) {
         rc = qx_fail(err, QX_E_MISSING, "no-mtp", "drafts were asked for, the checkpoint has no MTP head");
@@ -337,6 +335,7 @@ int qx_model_load(struct qx_model **out, const struct qx_ckpt *ck, const struct 
     rc = rc ? rc : qx_bind_load(b, opts, err);
     rc = rc ? rc : qx_model_constants(m, err);
     rc = rc ? rc : qx_state_alloc(m, err);
+    m->draft_head = m->head;
     if (rc) {
         goto out;
     }

@@ -15,13 +15,22 @@
         }                                                                               \
     } while (0)
 
-static int alloc_ctl(struct qx_model *m, struct qx_ctl *c, struct qx_error *err)
+static void step_arrays(struct qx_step *s, int32_t **p, uint64_t rows)
+{
+    int32_t **member[] = {&s->id, &s->pos, &s->seq, &s->first, &s->state_in, &s->state_out};
+    for (size_t i = 0; i < QX_ARRAY_LEN(member); ++i) {
+        *member[i] = *p;
+        *p += rows;
+    }
+}
+
+static int alloc_ctl(struct qx_model *m, struct qx_ctl *c, uint64_t rows, struct qx_error *err)
 {
     const struct qx_budget *g = &m->budget;
-    uint64_t rows = g->n_rows, logits = g->n_logit_rows;
+    uint64_t logits = g->n_logit_rows, seqs = g->max_seqs;
     /* 8-byte members first. */
     uint64_t params = logits * sizeof(struct qx_sample_params);
-    c->n_bytes = params + 4 * (8 * rows + g->max_seqs + 2 * logits);
+    c->n_bytes = qx_ctl_bytes(rows, logits, seqs);
     int rc = qx_model_host_mem(m, &c->host, c->n_bytes, err);
     rc = rc ? rc : qx_model_mem(m, &c->dev, c->n_bytes, err);
     if (rc) {
@@ -32,19 +41,19 @@ static int alloc_ctl(struct qx_model *m, struct qx_ctl *c, struct qx_error *err)
         struct qx_step *s = side ? &c->step : &c->step_host;
         int32_t *p = (int32_t *)(void *)(base + params);
         *(side ? &c->params : &c->params_host) = (struct qx_sample_params *)(void *)base;
-        s->id = p;
-        s->pos = p + rows;
-        s->seq = p + 2 * rows;
-        s->first = p + 3 * rows;
-        s->state_in = p + 4 * rows;
-        s->state_out = p + 5 * rows;
-        *(side ? &c->src_x : &c->src_x_host) = p + 6 * rows;
-        *(side ? &c->src_hold : &c->src_hold_host) = p + 7 * rows;
-        p += 8 * rows;
+        step_arrays(s, &p, rows);
+        *(side ? &c->src_x : &c->src_x_host) = p;
+        *(side ? &c->src_hold : &c->src_hold_host) = p + rows;
+        p += 2 * rows;
         *(side ? &c->hold : &c->hold_host) = p;
-        p += g->max_seqs;
+        p += seqs;
         *(side ? &c->pick : &c->pick_host) = p;
         *(side ? &c->spos : &c->spos_host) = p + logits;
+        p += 2 * logits;
+        step_arrays(side ? &c->chain : &c->chain_host, &p, seqs);
+        *(side ? &c->base : &c->base_host) = p;
+        *(side ? &c->count : &c->count_host) = p + seqs;
+        *(side ? &c->least : &c->least_host) = (float *)(void *)(p + 2 * seqs);
     }
     return 0;
 }
@@ -90,6 +99,9 @@ static int alloc_buffers(struct qx_model *m, struct qx_error *err)
     if (m->mtp.loaded) {
         TAKE(b->mx, rows * wide);
         TAKE(b->my, rows * wide);
+        TAKE(b->mhold, g->max_seqs * wide);
+        TAKE(b->next_id, g->max_seqs);
+        TAKE(b->next_prob, g->max_seqs);
     }
     TAKE(b->hold, g->max_seqs * wide);
     TAKE(b->h, logits * h);
@@ -99,13 +111,14 @@ static int alloc_buffers(struct qx_model *m, struct qx_error *err)
     TAKE(b->out_value, logits);
     TAKE(b->out_prob, logits);
     rc = qx_model_host_mem(m, &b->host_id, logits * 4, err);
-    rc = rc ? rc : qx_model_host_mem(m, &b->host_value, logits * 4, err);
-    rc = rc ? rc : qx_model_host_mem(m, &b->host_prob, logits * 4, err);
+    rc = rc ? rc : qx_model_host_mem(m, &b->host_drafts, logits * 8, err);
     rc = rc ? rc : qx_model_host_mem_mapped(m, &b->ring_host, &b->ring, 4ull * QX_RING * g->max_seqs, err);
     rc = rc ? rc : qx_model_host_mem_mapped(m, &b->count_host, &b->count, sizeof *b->count, err);
-    rc = rc ? rc : alloc_ctl(m, &m->ctl, err);
+    rc = rc ? rc : alloc_ctl(m, &m->ctl, logits, err);
+    rc = rc ? rc : alloc_ctl(m, &m->pctl, rows, err);
     if (!rc && m->mtp.loaded) {
-        rc = alloc_ctl(m, &m->mctl, err);
+        rc = alloc_ctl(m, &m->mctl, g->n_feed_rows, err);
+        rc = rc ? rc : alloc_ctl(m, &m->mpctl, rows, err);
     }
     return rc;
 }

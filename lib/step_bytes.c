@@ -73,11 +73,9 @@ int qx_expert_bytes(struct qx_model *m, double *out, struct qx_error *err)
 double qx_draft_bytes(const struct qx_model *m, double expert_bytes)
 {
     const struct qx_layer *l = &m->mtp.layer;
-    struct qx_weight head = m->head;
-    head.rows = m->draft_vocab ? m->draft_vocab : head.rows;
     return mat_bytes(&m->mtp.fc_embedding) + mat_bytes(&m->mtp.fc_hidden) + hc_bytes(m, &l->hc_attn)
            + hc_bytes(m, &l->hc_mlp) + hc_bytes(m, &m->mtp.mixer) + mat_bytes(&l->qsa.q) + mat_bytes(&l->qsa.k)
            + mat_bytes(&l->qsa.v) + mat_bytes(&l->qsa.index) + mat_bytes(&l->qsa.o) + mat_bytes(&l->moe.gate)
            + m->cfg->n_experts_per_tok * expert_bytes + mat_bytes(&l->moe.s_gate) + mat_bytes(&l->moe.s_up)
-           + mat_bytes(&l->moe.s_down) + mat_bytes(&head);
+           + mat_bytes(&l->moe.s_down) + mat_bytes(&m->draft_head);
 }

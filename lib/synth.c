@@ -353,8 +353,14 @@ static int make(struct synth *s, const struct qx_model_opts *o, struct qx_error 
     if (m->has_ple) {
         QX_TRY(synth_table(s, n_rows, err));
     }
+<<<<<<< HEAD
     QX_TRY(qx_model_constants(m, err));
     QX_TRY(qx_state_alloc(m, err));
+=======
+    TRY(qx_model_constants(m, err));
+    TRY(qx_state_alloc(m, err));
+    m->draft_head = m->head;
+>>>>>>> a101716 (Rounds are a decode step and a prompt step; a round of drafts waits for the device once)
     return m->be->wait(m->q, err);
 }
 

@@ -165,7 +165,8 @@ static inline struct fx_model fx_open(const char *path, struct qx_model_opts o)
     struct fx_model f = {0};
     struct qx_error err;
     struct qx_open how = QX_OPEN_DEFAULT;
-    o.device = o.device ? o.device : "cpu";
+    const char *device = getenv("QX_TEST_DEVICE"); /* tests by hand on a GPU */
+    o.device = o.device ? o.device : device ? device : "cpu";
     fx_ok(qx_ckpt_open(&f.ck, path, &how, &err), &err);
     fx_ok(qx_model_load(&f.m, f.ck, &o, &err), &err);
     fx_ok(qx_gen_create(&f.g, f.m, &err), &err);
