@@ -67,7 +67,8 @@ static const struct opt run_options[] = {
     {OPT_STR, 0, "draft", "K", &O.draft, 0, "MTP drafts a round, 0 to 8, or 'auto' (default 0)"},
     {OPT_F64, 0, "draft-min-prob", "P", &O.draft_min_prob, 0, "end a chain of drafts early below this "
      "probability"},
-    {OPT_U64, 0, "draft-vocab", "N", &O.draft_vocab, 0, "choose drafts among ids below N only"},
+    {OPT_STR, 0, "draft-vocab", "N|FILE", &O.draft_vocab, 0, "choose drafts among the N most frequent ids of "
+     "the prompt, or the ids of FILE"},
     {OPT_U64, 0, "streams", "N", &O.streams, &O.streams_given, "sequences at one time with --batch"},
     {OPT_FLAG, 0, "precise", 0, &O.precise, 0, "f32 activations"},
 
@@ -77,6 +78,7 @@ static const struct opt run_options[] = {
      ".npy"},
     {OPT_LIST, 0, "positions", "LIST", &O.positions, &O.positions_given, "which positions to write",
      .kind = "position-range"},
+    {OPT_FLAG, 0, "force", 0, &O.force, 0, "replace existing files of logits"},
     {OPT_U64, 0, "logprobs", "N", &O.logprobs, 0, "with --json: the N most probable tokens at each "
      "step"},
     OPT_COMMON(R.common),

@@ -33,12 +33,12 @@ struct run_opts {
     uint64_t gpus, device_memory, ctx, chunk, streams;
     bool device_memory_given, ctx_given, chunk_given, streams_given;
     double draft_min_prob;
-    uint64_t draft_vocab;
+    const char *draft_vocab;
     bool precise;
 
     const char *logits, *draft_logits;
     struct qx_u64_list positions;
-    bool positions_given;
+    bool positions_given, force;
 };
 
 struct run {
@@ -59,6 +59,9 @@ struct run {
     uint32_t n_stop_ids;
     int64_t think_close;          /* id of </think>, -1 if there is none */
     int32_t draft;
+    uint32_t draft_vocab;         /* how many ids; 0: all */
+    struct qx_ids draft_ids;      /* those of a file */
+    struct qx_buf prompt_text;    /* of a prompt file, until it is used */
     uint64_t limit;               /* context of the configuration in tokens */
 
     struct qx_model *model;
@@ -80,6 +83,8 @@ int run_messages_ids(struct run *r, const struct qx_message *msgs, size_t n_msgs
 /* The rendered prompt (qx_text_free). */
 int run_render(struct run *r, const char *text, char **out, size_t *n);
 int run_read_prompt(struct run *r, char **out, size_t *n);
+/* A prompt file that is not stdin is read before anything is said about the checkpoint. */
+int run_read_prompt_file(struct run *r);
 /* Checks prompt + n against the context, before anything is loaded. */
 int run_check_context(struct run *r, uint64_t n_prompt, uint64_t n, const char *who);
 /* Loads the model with room for `need` tokens a sequence (0: as much as is usual). */

@@ -407,6 +407,21 @@ static void on_done(void *user, const struct qx_gen_stats *stats, const struct q
     progress_add(&b->r->progress, 1);
 }
 
+/* Drafts for a batch are chosen among what its prompts have most of. */
+static int learn(struct batch *b)
+{
+    struct qx_ids all = {0};
+    bool ok = true;
+    for (size_t i = 0; i < b->n && b->r->draft_vocab; i++) {
+        for (size_t j = 0; j < b->v[i].ids.n && ok; j++) {
+            ok = qx_ids_add(&all, b->v[i].ids.v[j]);
+        }
+    }
+    int rc = ok ? qx_model_learn_drafts(b->r->model, all.v, all.n, &b->r->err) : qx_fail_nomem(&b->r->err);
+    qx_ids_fini(&all);
+    return rc;
+}
+
 static int run_all(struct batch *b)
 {
     struct run *r = b->r;
@@ -420,6 +435,7 @@ static int run_all(struct batch *b)
     streams = streams < b->n ? streams : b->n;
     run_summary(r);
     int rc = run_load(r, need, (uint32_t)streams, false);
+    rc = rc ? rc : learn(b);
     rc = rc ? rc : qx_batch_create(&batch, r->model, &r->err);
     progress_start(&r->progress, &r->ui, "requests", b->n, PROGRESS_COUNT);
     for (size_t i = 0; rc == 0 && i < b->n; i++) {

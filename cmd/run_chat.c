@@ -84,6 +84,7 @@ static int turn(struct chat *c, const char *line)
         run_prefill_begin(r, ids.n);
         rc = qx_gen_prefill(c->gen, ids.v, ids.n, run_prefill_progress, r, &r->err);
         run_prefill_end(r);
+        rc = rc ? rc : qx_model_learn_drafts(r->model, qx_gen_tokens(c->gen), qx_gen_n_tokens(c->gen), &r->err);
     }
     c->read_tokens += ids.n;
     qx_ids_fini(&ids);

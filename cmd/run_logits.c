@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 struct sink {
     const char *path;          /* NULL: not asked for */
@@ -44,26 +43,10 @@ static int cmp_u64(const void *a, const void *b)
 }
 
 /* end: first position whose row can never exist. */
-/* An earlier .npy file is replaced; any other file, one of the checkpoint perhaps, stays. */
-static bool is_another_file(const char *path)
-{
-    struct stat st;
-    char magic[6] = {0};
-    FILE *f = stat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0 ? fopen(path, "rb") : NULL;
-    bool other = f && (fread(magic, 1, 6, f) != 6 || memcmp(magic, "\x93NUMPY", 6) != 0);
-    if (f) {
-        fclose(f);
-    }
-    return other;
-}
-
 static int sink_open(struct sink *s, struct run *r, const char *path, uint64_t end, const char *what)
 {
     const struct qx_u64_list *list = &r->o.positions;
     char header[QX_NPY_HEADER_BYTES] = {0};
-    if (is_another_file(path)) {
-        return qx_fail(&r->err, QX_E_USAGE, "exists", "'%.200s' exists and is no .npy file", path);
-    }
     s->path = path;
     if (r->o.positions_given) {
         s->n_asked = list->n;
@@ -96,7 +79,7 @@ static int sink_open(struct sink *s, struct run *r, const char *path, uint64_t e
             return qx_fail_nomem(&r->err);
         }
     }
-    int rc = qx_file_out_create(&s->f, path, true, &r->err);
+    int rc = qx_file_out_create(&s->f, path, r->o.force, &r->err);
     return rc ? rc : qx_file_out_write(s->f, header, sizeof header, &r->err);
 }
 

@@ -76,6 +76,10 @@ static int generate(struct one *o)
         run_logits_hooks(o->logits, &hooks);
         qx_gen_set_hooks(o->gen, &hooks);
     }
+    rc = qx_model_learn_drafts(r->model, o->prompt.v, o->prompt.n, &r->err);
+    if (rc) {
+        return rc;
+    }
     t0 = progress_now_ns();
     run_prefill_begin(r, o->prompt.n);
     rc = qx_gen_prefill(o->gen, o->prompt.v, o->prompt.n, run_prefill_progress, r, &r->err);
@@ -269,7 +273,8 @@ int run_one(struct run *r)
     struct one o = {.r = r};
     uint64_t n = r->o.n_given ? r->o.n : RUN_UNLIMITED;
     bool run_model = n > 0 || r->o.logits || r->o.draft_logits;
-    int rc = run_open(r);
+    int rc = run_read_prompt_file(r);
+    rc = rc ? rc : run_open(r);
     if (rc == 0 && r->o.show_prompt) {
         rc = show_prompt(&o);
         run_text_fini(&o.text);

@@ -5,6 +5,7 @@
 #include "ckpt.h"
 #include "error.h"
 #include "signals.h"
+#include "tok.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -36,6 +37,36 @@ static int check_range(struct run *r, const char *name, double v, double lo, dou
                               : usage(r, "'--%s' wants a number from %g to %g, not %g", name, lo, hi, v);
 }
 
+/* ---- files of the command line ------------------------------------------------------------------------ */
+
+/* Appends a file, or stdin for "-", of MAX_PROMPT_BYTES at most. */
+static int read_text_file(struct run *r, const char *path, const char *what, struct qx_buf *b)
+{
+    bool is_stdin = !strcmp(path, "-");
+    FILE *f = is_stdin ? stdin : fopen(path, "rb");
+    char chunk[65536];
+    size_t k;
+    if (!f) {
+        return qx_fail_errno(&r->err, errno == ENOENT ? QX_E_NOT_FOUND : QX_E_IO, errno, "io", "cannot read %s '%s'",
+                             what, path);
+    }
+    while (!b->failed && b->n <= MAX_PROMPT_BYTES && !signals_pending() && (k = fread(chunk, 1, sizeof chunk, f)) > 0) {
+        qx_buf_add(b, chunk, k);
+    }
+    bool bad = ferror(f) != 0;
+    int sys = errno;
+    if (!is_stdin) {
+        fclose(f);
+    }
+    if (signals_pending()) {
+        return qx_fail(&r->err, QX_E_INTERRUPTED, "interrupted", "interrupted");
+    }
+    if (b->n > MAX_PROMPT_BYTES) {
+        return qx_fail(&r->err, QX_E_VALUE, "prompt", "%s '%s' is longer than %u MiB", what, path, MAX_PROMPT_BYTES >> 20);
+    }
+    return bad ? qx_fail_errno(&r->err, QX_E_IO, sys, "io", "cannot read %s '%s'", what, path) : 0;
+}
+
 static int parse_draft(struct run *r)
 {
     uint64_t k = 0;
@@ -52,6 +83,35 @@ static int parse_draft(struct run *r)
     }
     r->draft = (int32_t)k;
     return 0;
+}
+
+/* A count, or a file of ids. */
+static int parse_draft_vocab(struct run *r)
+{
+    const char *s = r->o.draft_vocab;
+    uint64_t n;
+    if (!s) {
+        return 0;
+    }
+    if (qx_parse_u64(s, strlen(s), &n)) {
+        r->draft_vocab = n < UINT32_MAX ? (uint32_t)n : UINT32_MAX;
+        return 0;
+    }
+    struct qx_u64_list list = {0};
+    struct qx_buf text = {0};
+    int rc = read_text_file(r, s + (s[0] == '@'), "list of ids", &text);
+    rc = rc ? rc : qx_parse_list_text(text.p ? text.p : "", text.n, "token-range", &list, &r->err);
+    for (size_t i = 0; i < list.n && rc == 0; i++) {
+        if (!qx_ids_add(&r->draft_ids, list.v[i] < UINT32_MAX ? (uint32_t)list.v[i] : UINT32_MAX)) {
+            rc = qx_fail_nomem(&r->err);
+        }
+    }
+    qx_u64_list_fini(&list);
+    qx_buf_fini(&text);
+    if (rc == 0 && r->draft_ids.n == 0) {
+        rc = usage(r, "'%s' has no ids for '--draft-vocab'", s);
+    }
+    return rc;
 }
 
 static int parse_seed(struct run *r)
@@ -165,6 +225,7 @@ int run_check_options(struct run *r)
     rc = rc ? rc : check_range(r, "frequency-penalty", o->frequency_penalty, -1e6, 1e6);
     rc = rc ? rc : check_range(r, "draft-min-prob", o->draft_min_prob, 0, 1);
     rc = rc ? rc : parse_draft(r);
+    rc = rc ? rc : parse_draft_vocab(r);
     rc = rc ? rc : parse_seed(r);
     return rc ? rc : check_device(r);
 }
@@ -312,47 +373,28 @@ int run_read_prompt(struct run *r, char **out, size_t *n)
     struct qx_buf b = {0};
     *out = NULL;
     *n = 0;
-    if (r->o.prompt_given) {
+    int rc = 0;
+    if (r->prompt_text.p) {
+        b = r->prompt_text; /* read before the checkpoint was opened */
+        r->prompt_text = (struct qx_buf){0};
+    } else if (r->o.prompt_given) {
         qx_buf_str(&b, r->o.prompt);
     } else {
-        const char *path = r->o.prompt_file;
-        bool is_stdin = !strcmp(path, "-");
-        FILE *f = is_stdin ? stdin : fopen(path, "rb");
-        char chunk[65536];
-        size_t k;
-        if (!f) {
-            return qx_fail_errno(&r->err, errno == ENOENT ? QX_E_NOT_FOUND : QX_E_IO, errno, "io",
-                                 "cannot read prompt file '%s'", path);
-        }
-        while (!b.failed && b.n <= MAX_PROMPT_BYTES && !signals_pending() && (k = fread(chunk, 1, sizeof chunk, f)) > 0) {
-            qx_buf_add(&b, chunk, k);
-        }
-        bool bad = ferror(f) != 0;
-        int sys = errno;
-        if (!is_stdin) {
-            fclose(f);
-        }
-        if (signals_pending()) {
-            qx_buf_fini(&b);
-            return qx_fail(&r->err, QX_E_INTERRUPTED, "interrupted", "interrupted");
-        }
-        if (b.n > MAX_PROMPT_BYTES) {
-            qx_buf_fini(&b);
-            return qx_fail(&r->err, QX_E_VALUE, "prompt", "prompt file '%s' is longer than %u MiB", path,
-                           MAX_PROMPT_BYTES >> 20);
-        }
-        if (bad) {
-            qx_buf_fini(&b);
-            return qx_fail_errno(&r->err, QX_E_IO, sys, "io", "cannot read prompt file '%s'", path);
-        }
+        rc = read_text_file(r, r->o.prompt_file, "prompt file", &b);
     }
-    if (!qx_buf_cstr(&b)) {
+    if (rc || !qx_buf_cstr(&b)) {
         qx_buf_fini(&b);
-        return qx_fail_nomem(&r->err);
+        return rc ? rc : qx_fail_nomem(&r->err);
     }
     *out = b.p;
     *n = b.n;
     return 0;
+}
+
+int run_read_prompt_file(struct run *r)
+{
+    return r->o.prompt_file_given && strcmp(r->o.prompt_file, "-")
+               ? read_text_file(r, r->o.prompt_file, "prompt file", &r->prompt_text) : 0;
 }
 
 static struct qx_chat_opts chat_opts(const struct run *r)
@@ -493,7 +535,9 @@ int run_load(struct run *r, uint64_t need, uint32_t max_seqs, bool mtp)
     m.chunk_rows = (uint32_t)o->chunk;
     m.max_seqs = max_seqs;
     m.draft_max = r->draft == QX_DRAFT_AUTO ? QX_DRAFT_MAX : (uint32_t)r->draft;
-    m.draft_vocab = o->draft_vocab < UINT32_MAX ? (uint32_t)o->draft_vocab : UINT32_MAX;
+    m.draft_vocab = r->draft_vocab;
+    m.draft_ids = r->draft_ids.v;
+    m.n_draft_ids = r->draft_ids.n;
     m.mtp = mtp;
     m.user = r;
     m.progress = load_progress;
@@ -566,6 +610,8 @@ void run_close(struct run *r)
     qx_ckpt_close(r->ck);
     qx_u64_list_fini(&r->o.tokens);
     qx_u64_list_fini(&r->o.positions);
+    qx_ids_fini(&r->draft_ids);
+    qx_buf_fini(&r->prompt_text);
     r->model = NULL;
     r->tok = NULL;
     r->template_text = NULL;

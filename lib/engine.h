@@ -206,6 +206,9 @@ struct qx_model {
     /* rows of the head that choose drafts: the head itself, or some of its rows (draft_head.c) */
     struct qx_weight draft_head;
     int32_t *draft_map;         /* [draft_head.rows] device: their ids; NULL: the same numbers */
+    int64_t *draft_rows;        /* the same, where rows are decoded */
+    void *draft_codes, *draft_scale; /* the copies */
+    bool draft_fixed;           /* the caller said which: nothing is learned */
     uint64_t free_at_open;      /* bytes the device had before anything was taken; 0 unknown */
     uint32_t gdn_chunk;         /* 0: recurrent everywhere, so that chunks change no bit */
 };
@@ -251,6 +254,12 @@ int qx_bind_create(struct qx_bind **out, struct qx_model *m, const struct qx_mod
 void qx_bind_sizes(const struct qx_bind *b, struct qx_bind_sizes *out);
 int qx_bind_load(struct qx_bind *b, const struct qx_model_opts *o, struct qx_error *err);
 void qx_bind_destroy(struct qx_bind *b);
+
+/* draft_head.c: rows of a smaller draft head (0: none), its device bytes, and making it once the head is
+ * loaded. Without a smaller one the draft head is the head. */
+uint32_t qx_draft_head_rows(const struct qx_model_opts *o, uint32_t vocab);
+uint64_t qx_draft_head_bytes(const struct qx_weight *head, uint32_t n);
+int qx_draft_head_init(struct qx_model *m, const struct qx_model_opts *o, struct qx_error *err);
 
 /* state.c: buffers, caches and sequences. */
 int qx_state_alloc(struct qx_model *m, struct qx_error *err);

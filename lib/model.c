@@ -201,7 +201,7 @@ static int make_plan(struct qx_model *m, const struct qx_model_opts *o, const st
     const struct qx_table *t = qx_resolved_table(qx_ckpt_resolved(m->ck));
     long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     struct qx_plan_request r = {
-        .weight_bytes = sizes.weight_bytes, .table_bytes = sizes.table_bytes, .table = o->table,
+        .weight_bytes = sizes.weight_bytes + (t ? 16ull * t->n_shards + 16 : 0), .table_bytes = sizes.table_bytes, .table = o->table,
         .packed_table = t && t->packed_rows, .host_device = m->be->host_memory,
         .device_bytes = o->device_memory_bytes ? o->device_memory_bytes
                         : m->be->host_memory   ? 0
@@ -209,7 +209,9 @@ static int make_plan(struct qx_model *m, const struct qx_model_opts *o, const st
         .workspace_bytes = m->be->queue_bytes,
         .host_bytes = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0,
         .ctx_tokens = o->ctx_tokens, .chunk_rows = o->chunk_rows, .max_seqs = o->max_seqs,
-        .draft_max = o->draft_max, .mtp = m->mtp.loaded, .kv_bf16 = m->kv_bf16};
+        .draft_max = o->draft_max, .mtp = m->mtp.loaded, .kv_bf16 = m->kv_bf16,
+        .draft_head_bytes = m->mtp.loaded
+                                ? qx_draft_head_bytes(&m->head, qx_draft_head_rows(o, m->cfg->vocab_size)) : 0};
     rc = qx_plan_make(&plan, m->cfg, &r, err);
     if (rc) {
         return rc;
@@ -335,7 +337,7 @@ int qx_model_load(struct qx_model **out, const struct qx_ckpt *ck, const struct 
     rc = rc ? rc : qx_bind_load(b, opts, err);
     rc = rc ? rc : qx_model_constants(m, err);
     rc = rc ? rc : qx_state_alloc(m, err);
-    m->draft_head = m->head;
+    rc = rc ? rc : qx_draft_head_init(m, opts, err);
     if (rc) {
         goto out;
     }

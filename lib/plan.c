@@ -37,6 +37,7 @@ static int attempt(struct qx_plan *p, const struct qx_config *c, const struct qx
     part(p, "ple_table", table == QX_TABLE_DEVICE ? "device" : table == QX_TABLE_HOST ? "host" : "disk",
          r->table_bytes,
          table == QX_TABLE_DEVICE ? &p->device_bytes : table == QX_TABLE_HOST ? &p->host_bytes : NULL);
+    part(p, "draft_head", "device", r->draft_head_bytes, &p->device_bytes);
     part(p, "kv_cache", "device", p->budget.kv_bytes, &p->device_bytes);
     part(p, "states", "device", p->budget.state_bytes, &p->device_bytes);
     part(p, "scratch", "device", p->budget.scratch_bytes, &p->device_bytes);

@@ -17,6 +17,7 @@ struct qx_plan_request {
     uint32_t chunk_rows;                 /* 0: 512, less where that makes the plan fit, down to 16 */
     uint32_t max_seqs, draft_max;
     bool mtp, kv_bf16;
+    uint64_t draft_head_bytes;           /* a copy of some rows of the head, 0: none */
 };
 
 struct qx_plan {

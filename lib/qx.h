@@ -248,8 +248,12 @@ struct qx_model_opts {
     uint32_t chunk_rows;      /* rows of a prefill step; 0: 512. Does not change results */
     uint32_t max_seqs;        /* sequences that exist at one time; 0: 1 */
     uint32_t draft_max;       /* largest drafts a round that will be asked for, 0..8 */
-    uint32_t draft_vocab;     /* drafts are chosen among ids below this (byte-level BPE numbers frequent
-                               * pieces low), which reads less of the head; 0: all. Never changes the text */
+    uint32_t draft_vocab;     /* drafts are chosen among so many ids, which reads less of the head; 0: all.
+                               * Never changes the text. The lowest (byte-level BPE numbers frequent pieces
+                               * low), until qx_model_learn_drafts */
+    const uint32_t *draft_ids;/* NULL, or the ids to choose drafts among, most frequent first; draft_vocab then
+                               * takes the first of them (0: all) and nothing is learned */
+    size_t n_draft_ids;
     bool mtp;                 /* load the MTP head though draft_max is 0 (for draft logits) */
     void *user;               /* first argument of the callbacks; they must not call back in */
     /* During loading, at most a few times a second. Non-zero stops: QX_E_INTERRUPTED. May be NULL. */
@@ -295,6 +299,9 @@ QX_API int qx_model_load(struct qx_model **out, const struct qx_ckpt *ck,
                          const struct qx_model_opts *opts, struct qx_error *err);
 QX_API void qx_model_free(struct qx_model *m);
 QX_API void qx_model_info(const struct qx_model *m, struct qx_model_info *out);
+/* Drafts from now on are chosen among the draft_vocab most frequent ids of a text, filled up with the lowest.
+ * Nothing to do for a model that chooses among all, or among given ones. */
+QX_API int qx_model_learn_drafts(struct qx_model *m, const uint32_t *ids, size_t n, struct qx_error *err);
 /* Context limit of a checkpoint's configuration in tokens (model 14), 0 without one. For "prompt + n is
  * over the context" before loading. */
 QX_API uint64_t qx_ckpt_context_limit(const struct qx_ckpt *ck);

@@ -331,7 +331,9 @@ static int make(struct synth *s, const struct qx_model_opts *o, struct qx_error 
         .workspace_bytes = m->be->queue_bytes,
         .host_bytes = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0, .ctx_tokens = o->ctx_tokens,
         .chunk_rows = o->chunk_rows, .max_seqs = o->max_seqs, .draft_max = o->draft_max, .mtp = m->mtp.loaded,
-        .kv_bf16 = m->kv_bf16};
+        .kv_bf16 = m->kv_bf16,
+        .draft_head_bytes = m->mtp.loaded ? qx_draft_head_bytes(&m->head, qx_draft_head_rows(o, m->cfg->vocab_size))
+                                          : 0};
     struct qx_plan plan;
     QX_TRY(qx_plan_make(&plan, m->cfg, &r, err));
     if (!plan.fits) {
@@ -353,14 +355,9 @@ static int make(struct synth *s, const struct qx_model_opts *o, struct qx_error 
     if (m->has_ple) {
         QX_TRY(synth_table(s, n_rows, err));
     }
-<<<<<<< HEAD
     QX_TRY(qx_model_constants(m, err));
     QX_TRY(qx_state_alloc(m, err));
-=======
-    TRY(qx_model_constants(m, err));
-    TRY(qx_state_alloc(m, err));
-    m->draft_head = m->head;
->>>>>>> a101716 (Rounds are a decode step and a prompt step; a round of drafts waits for the device once)
+    QX_TRY(qx_draft_head_init(m, o, err));
     return m->be->wait(m->q, err);
 }
 

@@ -51,14 +51,14 @@ def against_expected(q, d, expected):
         want = np.load(expected / f"{name}.logits.npy")
         out, drafts = q.path("l.npy"), q.path("m.npy")
         positions = ",".join(map(str, p["logit_positions"]))
-        q.generate(d, "--tokens", tokens, "-n", "0", "--logits", out, "--positions", positions)
+        q.generate(d, "--tokens", tokens, "-n", "0", "--logits", out, "--force", "--positions", positions)
         got = np.load(out)
         need(got.shape == want.shape and rel(got, want) < 1e-5, f"{name}: logits differ by {rel(got, want)}")
         file = expected / f"{name}.draft_logits.npy"
         if file.exists():
             want = np.load(file)
             last = len(p["tokens"]) - 2
-            q.generate(d, "--tokens", tokens, "-n", "0", "--draft-logits", drafts, "--positions",
+            q.generate(d, "--tokens", tokens, "-n", "0", "--draft-logits", drafts, "--force", "--positions",
                        ",".join(str(last - len(want) + 1 + i) for i in range(len(want))))
             got = np.load(drafts)
             need(got.shape == want.shape and rel(got, want) < 1e-5, f"{name}: draft logits differ by {rel(got, want)}")

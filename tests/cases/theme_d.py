@@ -21,7 +21,7 @@ def ids(n, seed=0, vocab=32):
 
 def logits(q, d, tokens, *args):
     out = q.path("logits.npy")
-    q.generate(d, "--tokens", tokens, "-n", "0", "--logits", out, *args)
+    q.generate(d, "--tokens", tokens, "-n", "0", "--logits", out, "--force", *args)
     return np.load(out)
 
 

@@ -22,7 +22,7 @@ TMP = tempfile.mkdtemp()
 def run(path, tokens, extra, tag):
     f = os.path.join(TMP, tag + '.npy')
     cmd = [os.path.join(A.bin, 'qx-run'), path, '--device', A.device, '--tokens', ','.join(map(str, tokens)),
-           '--ctx', '2048', '--json', '-q', '--greedy', '--ignore-eos', '--logits', f] + extra
+           '--ctx', '2048', '--json', '-q', '--greedy', '--ignore-eos', '--force', '--logits', f] + extra
     p = subprocess.run(cmd, capture_output=True, text=True, timeout=300)
     if p.returncode:
         raise RuntimeError(' '.join(cmd[-6:]) + ': ' + p.stderr[-300:] + p.stdout[-300:])

@@ -8,6 +8,6 @@ kept() { # the command line
 kept decode-rows "$SAMPLE" --rows 0 -o pipe --force
 kept verify "$SAMPLE" --write-manifest pipe --force
 kept inspect "$SAMPLE" --stats '*A_log' --svg pipe --force
-kept run "$SAMPLE" --tokens 5 -n 1 --logits pipe -q
+kept run "$SAMPLE" --tokens 5 -n 1 --logits pipe --force -q
 kept repack "$SAMPLE" -o pipe --force -q
 [ ! -e pipe.part ] || echo "pipe.part is left"

@@ -22,8 +22,8 @@ no position-range --tokens 5,6 -n 2 --draft-logits l.npy --positions 3
 no position-range --tokens 5,6 -n 0 --logits l.npy --positions 2
 no "needs --logits" --tokens 5 --positions 1
 echo precious > config.json
-no "no .npy file" --tokens 5 -n 1 --logits config.json
-no "no .npy file" --tokens 5,6 -n 1 --draft-logits config.json
+no "exists" --tokens 5 -n 1 --logits config.json
+no "exists" --tokens 5,6 -n 1 --draft-logits config.json
 grep precious config.json > /dev/null && rm config.json
 no "same file" --tokens 5 --logits l.npy --draft-logits l.npy
 no "write files" --tokens 5 -n 1 --logits -
