@@ -64,6 +64,10 @@ struct qx_backend {
     int (*graph_launch)(struct qx_queue *q, void *graph);
     void (*graph_destroy)(struct qx_backend *be, void *graph);
 
+    /* For tests: from now on the queue's ops choose their variants as on a device of that capability (90: one
+     * that runs PTX, without the features of sm_90a alone). NULL where there are no variants. */
+    void (*queue_limit)(struct qx_queue *q, uint32_t capability);
+
     void (*destroy)(struct qx_backend *be);
 };
 

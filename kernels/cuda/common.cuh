@@ -52,6 +52,9 @@ static int launch_cluster(struct qx_queue *q, const char *name, void (*kernel)(P
         return 0;
     }
     cudaSetDevice(q->device);
+    if (smem > (size_t)q->smem_max) {
+        return qx_queue_refuse(q, name, "a block needs more shared memory than this device has");
+    }
     if (smem > 24 * 1024) { /* with a kernel's static arrays it may pass the default of 48 KiB */
         cudaError_t e = cudaFuncSetAttribute((const void *)kernel,
                                              cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);

@@ -223,6 +223,14 @@ static int cu_queue_create(struct qx_backend *be, struct qx_queue **out, struct 
     return 0;
 }
 
+static void cu_queue_limit(struct qx_queue *q, uint32_t capability)
+{
+    const int most = capability >= 120 ? 99 * 1024 : 227 * 1024;
+    q->capability = (int)capability;
+    q->has_wgmma = false;
+    q->smem_max = most < q->smem_max ? most : q->smem_max;
+}
+
 static int cu_upload(struct qx_queue *q, void *dst, const void *src, size_t n)
 {
     cudaSetDevice(q->device);
@@ -420,6 +428,7 @@ extern "C" int qx_backend_cuda_create(struct qx_backend **out, int device, struc
     b->graph_end = cu_graph_end;
     b->graph_launch = cu_graph_launch;
     b->graph_destroy = cu_graph_destroy;
+    b->queue_limit = cu_queue_limit;
     b->destroy = cu_destroy;
     *out = b;
     return 0;

@@ -454,7 +454,7 @@ static int op_index(const char *name)
     return 0;
 }
 
-struct options { const char *op, *backend; uint64_t seed; unsigned repeat; bool list, bench, json, verbose; };
+struct options { const char *op, *backend; uint64_t seed; unsigned repeat; bool list, bench, json, verbose; unsigned as; };
 
 static bool check_case(struct kern_ctx *ref, struct kern_ctx *dev, const struct kern_case *k,
                        const struct options *o)
@@ -553,7 +553,8 @@ static bool open_ctx(struct kern_ctx *c, const char *name, uint32_t threads)
 static int usage(void)
 {
     fprintf(stderr, "usage: kerncheck [--list] [--op GLOB] [--backend cpu|cuda[:N]] [--seed N] [--repeat N]\n"
-                    "                 [--bench] [--json] [-v]\n");
+                    "                 [--bench] [--json] [--as CAPABILITY] [-v]\n"
+                    "--as 120: with the variants that such a device would get (90: one that runs PTX)\n");
     return 2;
 }
 
@@ -562,7 +563,7 @@ int main(int argc, char **argv)
     struct options o = {.op = "*", .backend = "cuda", .seed = 1, .repeat = 1};
     static const struct option longs[] = {
         {"list", 0, 0, 'l'}, {"op", 1, 0, 'o'}, {"backend", 1, 0, 'b'}, {"seed", 1, 0, 's'}, {"repeat", 1, 0, 'r'},
-        {"bench", 0, 0, 'B'}, {"json", 0, 0, 'j'}, {0, 0, 0, 0}};
+        {"bench", 0, 0, 'B'}, {"json", 0, 0, 'j'}, {"as", 1, 0, 'a'}, {0, 0, 0, 0}};
     int ch;
     while ((ch = getopt_long(argc, argv, "v", longs, NULL)) != -1) {
         switch (ch) {
@@ -573,6 +574,7 @@ int main(int argc, char **argv)
         case 'r': o.repeat = (unsigned)strtoul(optarg, NULL, 10); break;
         case 'B': o.bench = true; break;
         case 'j': o.json = true; break;
+        case 'a': o.as = (unsigned)strtoul(optarg, NULL, 10); break;
         case 'v': o.verbose = true; break;
         default: return usage();
         }
@@ -585,6 +587,9 @@ int main(int argc, char **argv)
         if (!open_ctx(&dev, o.backend, 0)) {
             fprintf(stderr, "kerncheck: %s\n", dev.err.msg);
             return dev.err.code == QX_E_DEVICE ? 77 : 4;
+        }
+        if (o.as && dev.be->queue_limit) {
+            dev.be->queue_limit(dev.q, o.as);
         }
         if (!open_ctx(&ref, "cpu", strcmp(o.backend, "cpu") ? 0 : 1)) {
             die(ref.err.msg);
