@@ -1,12 +1,24 @@
-/* gdn.cu: Gated DeltaNet core. A cluster takes one key head: two blocks (halves of the value columns) for
- * each of its value heads. Each block computes the convolutions it needs for eight rows at a time, then
- * runs the recurrence with its part of S in registers: a lane holds 32 keys of one column, so no barrier
- * is needed between rows. The gated norm and the conv history follow after a cluster barrier, which also
- * orders all reads of the old history before its overwriting. */
+/* gdn.cu: Gated DeltaNet core, the recurrence row by row. A cluster takes one key head of a run: two blocks
+ * (halves of the value columns) for each of its value heads. A warp holds S of eight columns in registers: a lane
+ * eight keys of four columns, so that sums over keys are shuffles and no barrier stands between rows. S and the
+ * numbers of the step are read before the wait (embed stands between them and whatever wrote them). The halves
+ * exchange sums of squares for the gated norm; the barrier for that also orders all reads of a history that is
+ * replaced in place before its writing. */
 #include "gdn.cuh"
+#include "mma.cuh"
 
 #define GDN_V 64   /* value columns a block */
 #define GDN_T 8    /* rows a round */
+#define GDN_OWN (2 * GDN_D + GDN_V) /* channels a block convolves: q, k, its half of v */
+
+struct gdn_smem {
+    float qk[GDN_T][2][GDN_D];
+    float vs[GDN_T][GDN_V], os[GDN_T][GDN_V];
+    float part[2][2][GDN_T];                 /* round, half, row: sums of squares */
+    float gb[GDN_T][2];
+    float hist[GDN_MAX_TAPS - 1][GDN_OWN];   /* new history that waits for the barrier */
+    int32_t to[GDN_T];
+};
 
 __device__ __forceinline__ void cluster_barrier()
 {
@@ -18,17 +30,35 @@ __device__ __forceinline__ void cluster_barrier()
 #endif
 }
 
-/* N channels ch, ch + 32, ..: all loads in flight before the first use. */
-template <int N>
-__device__ __forceinline__ void gdn_conv(const gdn_args &a, uint32_t first, int32_t i, uint32_t ch,
-                                         uint32_t channels, int32_t slot, float (&out)[N])
+/* *p = v in the shared memory of block `rank` of the cluster. */
+__device__ __forceinline__ void cluster_store(float *p, uint32_t rank, float v)
 {
-    float p[N][4], w[N][4];
+#if __CUDA_ARCH__ >= 900
+    uint32_t at;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(smem_u32(p)), "r"(rank));
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory");
+#endif
+}
+
+__device__ __forceinline__ void prefetch_l2(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
+/* Convolution of N channels ch, ch + 32, .. of the row `i` rows after the run's first; `own` is the block's number
+ * of channel ch. All loads are in flight before the first use. Where the row keeps its history (keep) it is written
+ * by the way, to its slot, or, as that is the run's own old one, to shared memory. */
+template <int N>
+__device__ __forceinline__ void gdn_conv(const gdn_args &a, gdn_smem &s, uint32_t first, int32_t i, uint32_t ch,
+                                         uint32_t own, uint32_t channels, int32_t slot, int32_t to, bool keep,
+                                         float (&out)[N])
+{
 #pragma unroll
     for (int e = 0; e < N; ++e) {
         out[e] = 0.0f;
     }
     for (uint32_t j0 = 0; j0 < a.taps; j0 += 4) {
+        float p[N][4], w[N][4];
 #pragma unroll
         for (uint32_t j = 0; j < 4; ++j) {
             const int32_t at = i - (int32_t)(a.taps - 1) + (int32_t)(j0 + j);
@@ -50,6 +80,23 @@ __device__ __forceinline__ void gdn_conv(const gdn_args &a, uint32_t first, int3
                 out[e] = fmaf(w[e][j], p[e][j], out[e]);
             }
         }
+        if (keep) {
+#pragma unroll
+            for (uint32_t j = 0; j < 4; ++j) {
+                const uint32_t x = j0 + j;
+                if (x == 0 || x >= a.taps) {
+                    continue;
+                }
+#pragma unroll
+                for (int e = 0; e < N; ++e) {
+                    if (to == slot) {
+                        s.hist[x - 1][own + 32 * e] = p[e][j];
+                    } else {
+                        a.conv_state[to * a.conv_stride + (uint64_t)(x - 1) * channels + ch + 32 * e] = p[e][j];
+                    }
+                }
+            }
+        }
     }
 #pragma unroll
     for (int e = 0; e < N; ++e) {
@@ -57,54 +104,93 @@ __device__ __forceinline__ void gdn_conv(const gdn_args &a, uint32_t first, int3
     }
 }
 
-__device__ void gdn_run(const gdn_args &a, uint32_t first, uint32_t kh, uint32_t rank,
-                        float (&qk)[GDN_T][2][GDN_D], float (&vs)[GDN_T][GDN_V], float (&gb)[GDN_T][2],
-                        int *end, int32_t *to_slot, uint32_t *mask)
+/* Sums over the 16 key parts of a warp (lane bits 1..4) of four columns: lane bits 4 and 3 choose the column
+ * whose sum is returned. */
+__device__ __forceinline__ float sum_keys(const float (&v)[4], uint32_t lane)
 {
-    const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31;
+    const bool b4 = lane & 16, b3 = lane & 8;
+    float x = b4 ? v[2] : v[0], y = b4 ? v[3] : v[1];
+    x += __shfl_xor_sync(0xffffffffu, b4 ? v[0] : v[2], 16);
+    y += __shfl_xor_sync(0xffffffffu, b4 ? v[1] : v[3], 16);
+    float z = b3 ? y : x;
+    z += __shfl_xor_sync(0xffffffffu, b3 ? x : y, 8);
+    z += __shfl_xor_sync(0xffffffffu, z, 4);
+    z += __shfl_xor_sync(0xffffffffu, z, 2);
+    return z;
+}
+
+__device__ __forceinline__ void put_state(float *p, const float (&S)[8][4])
+{
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        *(float4 *)(p + i * GDN_D) = make_float4(S[i][0], S[i][1], S[i][2], S[i][3]);
+    }
+}
+
+__device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t first, uint32_t kh, uint32_t rank,
+                                        bool &waited)
+{
+    const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, n_rows = a.step.n_rows;
     const uint32_t vh = kh * a.group + rank / 2, half = rank & 1;
     const uint32_t k0 = a.k_heads * GDN_D, v0 = 2 * k0, channels = v0 + a.v_heads * GDN_D;
     const uint32_t z0 = channels, b0 = z0 + a.v_heads * GDN_D, a0 = b0 + a.v_heads;
+    const uint32_t c0[3] = {kh * GDN_D, k0 + kh * GDN_D, v0 + vh * GDN_D + half * GDN_V};
     const int32_t slot = __ldcg(a.step.state_in + first);
-    /* the run's end */
-    if (tid == 0) {
-        *end = (int)a.step.n_rows;
-    }
-    __syncthreads();
-    for (uint32_t i = first + 1 + tid; i < a.step.n_rows; i += 256) {
-        if (__ldcg(a.step.first + i) != (int32_t)first || __ldcg(a.step.pos + i) < 0) {
-            atomicMin(end, (int)i);
+    uint32_t len = 0; /* of the run */
+    for (uint32_t i = first + 1;; i += 32) {
+        const uint32_t r = i + lane;
+        const uint32_t b = __ballot_sync(0xffffffffu, r >= n_rows || __ldcg(a.step.first + r) != (int32_t)first ||
+                                                          __ldcg(a.step.pos + r) < 0);
+        if (b) {
+            len = i + __ffs(b) - 1 - first;
             break;
         }
     }
-    __syncthreads();
-    const uint32_t len = (uint32_t)*end - first;
-
-    const uint32_t kp = lane >> 3, col = warp * 8 + (lane & 7), v = half * GDN_V + col;
-    float S[32];
-    {
-        const float *p = a.s + slot * a.s_stride + (uint64_t)vh * GDN_D * GDN_D + v;
+    /* S: keys kp * 8 + i, columns v .. v + 3 */
+    const uint32_t kp = lane >> 1, col = warp * 8 + (lane & 1) * 4, v = half * GDN_V + col;
+    const uint64_t mine = (uint64_t)vh * GDN_D * GDN_D + kp * 8 * GDN_D + v;
+    float S[8][4];
 #pragma unroll
-        for (int i = 0; i < 32; ++i) {
-            const uint32_t k = (i / 4) * 16 + kp * 4 + (i & 3);
-            S[i] = slot < 0 ? 0.0f : __ldcg(p + k * GDN_D);
-        }
+    for (int i = 0; i < 8; ++i) {
+        const float4 x = slot < 0 ? make_float4(0.0f, 0.0f, 0.0f, 0.0f)
+                                  : __ldcg((const float4 *)(a.s + slot * a.s_stride + mine + i * GDN_D));
+        S[i][0] = x.x, S[i][1] = x.y, S[i][2] = x.z, S[i][3] = x.w;
     }
-    for (uint32_t t0 = 0; t0 < len; t0 += GDN_T) {
+    if (!waited) {
+        if (tid < 10 * a.taps) { /* lines of the history and of the taps */
+            const uint32_t j = tid / 10, l = tid % 10;
+            const uint32_t ch = c0[l < 4 ? 0 : l < 8 ? 1 : 2] + (l < 8 ? l & 3 : l - 8) * 32;
+            prefetch_l2(a.conv_w + (uint64_t)ch * a.taps + j * 32);
+            if (slot >= 0 && j + 1 < a.taps) {
+                prefetch_l2(a.conv_state + slot * a.conv_stride + (uint64_t)j * channels + ch);
+            }
+        }
+        pdl_wait();
+        waited = true;
+    }
+    int32_t last_to = -1;
+    for (uint32_t t0 = 0, round = 0; t0 < len; t0 += GDN_T, ++round) {
         const uint32_t n = len - t0 < GDN_T ? len - t0 : GDN_T;
         if (t0) {
             __syncthreads();
         }
+        float z[2];
+#pragma unroll
+        for (uint32_t e = 0; e < 2; ++e) {
+            const uint32_t t = tid / GDN_V + 4 * e;
+            z[e] = t < n ? __ldcg(a.in + (uint64_t)(first + t0 + t) * a.in_stride + z0 + vh * GDN_D + half * GDN_V +
+                                  tid % GDN_V) : 0.0f;
+        }
         if (tid < n) {
-            to_slot[tid] = __ldcg(a.step.state_out + first + t0 + tid);
+            s.to[tid] = __ldcg(a.step.state_out + first + t0 + tid);
         }
         for (uint32_t task = warp; task < 3 * n; task += 8) {
             const uint32_t t = task / 3, what = task - 3 * t;
-            const int32_t i = (int32_t)(t0 + t);
+            const int32_t i = (int32_t)(t0 + t), to = __ldcg(a.step.state_out + first + t0 + t);
             if (what < 2) {
-                const uint32_t c0 = (what ? k0 : 0) + kh * GDN_D;
                 float x[4], q = 0.0f;
-                gdn_conv<4>(a, first, i, c0 + lane, channels, slot, x);
+                gdn_conv<4>(a, s, first, i, c0[what] + lane, what * GDN_D + lane, channels, slot, to,
+                            to >= 0 && rank == 0, x);
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     q = fmaf(x[e], x[e], q);
@@ -115,113 +201,92 @@ __device__ void gdn_run(const gdn_args &a, uint32_t first, uint32_t kh, uint32_t
                 }
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
-                    qk[t][what][e * 32 + lane] = x[e] * q;
+                    s.qk[t][what][e * 32 + lane] = x[e] * q;
                 }
             } else {
-                const uint32_t c0 = v0 + vh * GDN_D + half * GDN_V;
+                const float *row = a.in + (uint64_t)(first + i) * a.in_stride;
+                const float ga = __ldcg(row + a0 + vh), gb = __ldcg(row + b0 + vh);
                 float x[2];
-                gdn_conv<2>(a, first, i, c0 + lane, channels, slot, x);
-                vs[t][lane] = x[0];
-                vs[t][lane + 32] = x[1];
+                gdn_conv<2>(a, s, first, i, c0[2] + lane, 2 * GDN_D + lane, channels, slot, to, to >= 0, x);
+                s.vs[t][lane] = x[0];
+                s.vs[t][lane + 32] = x[1];
                 if (lane == 0) {
-                    const float *row = a.in + (uint64_t)(first + i) * a.in_stride;
-                    const float x = __ldcg(row + a0 + vh) + __ldg(a.dt_bias + vh);
-                    gb[t][0] = expf(-expf(__ldg(a.a_log + vh)) * softplus_f(x));
-                    gb[t][1] = sigmoid_f(__ldcg(row + b0 + vh));
+                    s.gb[t][0] = expf(-expf(__ldg(a.a_log + vh)) * softplus_f(ga + __ldg(a.dt_bias + vh)));
+                    s.gb[t][1] = sigmoid_f(gb);
                 }
             }
         }
         __syncthreads();
         for (uint32_t t = 0; t < n; ++t) {
-            const float decay = gb[t][0], beta = gb[t][1];
-            float kS = 0.0f;
-            float4 kk[8];
+            const float decay = s.gb[t][0], beta = s.gb[t][1];
+            float k[8], q[8], u[4], sum[4] = {};
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float4 x = *(const float4 *)&s.qk[t][1][kp * 8 + 4 * h], y = *(const float4 *)&s.qk[t][0][kp * 8 + 4 * h];
+                k[4 * h] = x.x, k[4 * h + 1] = x.y, k[4 * h + 2] = x.z, k[4 * h + 3] = x.w;
+                q[4 * h] = y.x, q[4 * h + 1] = y.y, q[4 * h + 2] = y.z, q[4 * h + 3] = y.w;
+            }
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                kk[i] = *(const float4 *)&qk[t][1][i * 16 + kp * 4];
-                kS = fmaf(S[4 * i], kk[i].x, kS);
-                kS = fmaf(S[4 * i + 1], kk[i].y, kS);
-                kS = fmaf(S[4 * i + 2], kk[i].z, kS);
-                kS = fmaf(S[4 * i + 3], kk[i].w, kS);
-            }
-            kS += __shfl_xor_sync(0xffffffffu, kS, 8);
-            kS += __shfl_xor_sync(0xffffffffu, kS, 16);
-            const float u = beta * (vs[t][col] - decay * kS);
-            float o = 0.0f;
 #pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const float4 qq = *(const float4 *)&qk[t][0][i * 16 + kp * 4];
-                S[4 * i] = fmaf(kk[i].x, u, decay * S[4 * i]);
-                S[4 * i + 1] = fmaf(kk[i].y, u, decay * S[4 * i + 1]);
-                S[4 * i + 2] = fmaf(kk[i].z, u, decay * S[4 * i + 2]);
-                S[4 * i + 3] = fmaf(kk[i].w, u, decay * S[4 * i + 3]);
-                o = fmaf(S[4 * i], qq.x, o);
-                o = fmaf(S[4 * i + 1], qq.y, o);
-                o = fmaf(S[4 * i + 2], qq.z, o);
-                o = fmaf(S[4 * i + 3], qq.w, o);
-            }
-            o += __shfl_xor_sync(0xffffffffu, o, 8);
-            o += __shfl_xor_sync(0xffffffffu, o, 16);
-            const uint32_t r = first + t0 + t;
-            if (kp == 0) {
-                a.out[((uint64_t)r * a.v_heads + vh) * GDN_D + v] = o;
-            }
-            const int32_t to = to_slot[t];
-            if (to >= 0) {
-                float *p = a.s + to * a.s_stride + (uint64_t)vh * GDN_D * GDN_D + v;
-#pragma unroll
-                for (int i = 0; i < 32; ++i) {
-                    p[((i / 4) * 16 + kp * 4 + (i & 3)) * GDN_D] = S[i];
+                for (int c = 0; c < 4; ++c) {
+                    sum[c] = fmaf(S[i][c], k[i], sum[c]);
                 }
             }
-        }
-    }
-    __threadfence();
-    cluster_barrier();
-    /* gated norm: a row and value head a warp */
-    const uint32_t warps = a.group * 2 * 8;
-    for (uint32_t i = rank * 8 + warp; i < len * a.group; i += warps) {
-        const uint32_t r = first + i / a.group, h = kh * a.group + i % a.group;
-        float *o = a.out + ((uint64_t)r * a.v_heads + h) * GDN_D;
-        const float *z = a.in + (uint64_t)r * a.in_stride + z0 + h * GDN_D;
-        float x[4], q = 0.0f;
+            const uint32_t my = (lane & 1) * 4 + (lane >> 4 & 1) * 2 + (lane >> 3 & 1); /* the column of sum_keys */
+            const float delta = beta * (s.vs[t][warp * 8 + my] - decay * sum_keys(sum, lane));
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            x[e] = __ldcg(o + e * 32 + lane);
-            q = fmaf(x[e], x[e], q);
-        }
-        q = 1.0f / sqrtf(warp_sum(q) / (float)GDN_D + a.eps);
+            for (int c = 0; c < 4; ++c) {
+                u[c] = __shfl_sync(0xffffffffu, delta, (lane & 1) | (c >> 1) << 4 | (c & 1) << 3);
+                sum[c] = 0.0f;
+            }
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            o[e * 32 + lane] =
-                x[e] * q * __ldg(a.norm + e * 32 + lane) * sigmoid_f(__ldcg(z + e * 32 + lane));
-        }
-    }
-    /* history of the rows that have a slot, in order: a channel a thread, so that in place (last row) the
-     * old entries have been read; the cluster's first block has the head's q and k too */
-    const uint32_t own = rank == 0 ? GDN_V + 2 * GDN_D : GDN_V;
-    for (uint32_t t0 = 0; t0 < len; t0 += 256) {
-        const bool has = t0 + tid < len && __ldcg(a.step.state_out + first + t0 + tid) >= 0;
-        const uint32_t b = __ballot_sync(0xffffffffu, has);
-        __syncthreads();
-        if (lane == 0) {
-            mask[warp] = b;
+            for (int i = 0; i < 8; ++i) {
+#pragma unroll
+                for (int c = 0; c < 4; ++c) {
+                    S[i][c] = fmaf(k[i], u[c], decay * S[i][c]);
+                    sum[c] = fmaf(S[i][c], q[i], sum[c]);
+                }
+            }
+            const float o = sum_keys(sum, lane);
+            if ((lane & 6) == 0) {
+                s.os[t][warp * 8 + my] = o;
+            }
+            const int32_t to = s.to[t];
+            if (t0 + t + 1 == len) {
+                last_to = to; /* written last: nothing waits for it */
+            } else if (to >= 0) {
+                put_state(a.s + to * a.s_stride + mine, S);
+            }
         }
         __syncthreads();
-        for (uint32_t i = tid; i < own; i += 256) {
-            const uint32_t ch = i < GDN_V ? v0 + vh * GDN_D + half * GDN_V + i
-                                : i < GDN_V + GDN_D ? kh * GDN_D + (i - GDN_V)
-                                                    : k0 + kh * GDN_D + (i - GDN_V - GDN_D);
-            for (uint32_t w = 0; w < 8; ++w) {
-                for (uint32_t bits = mask[w]; bits; bits &= bits - 1) {
-                    const uint32_t t = t0 + w * 32 + __ffs(bits) - 1;
-                    const int32_t to = __ldcg(a.step.state_out + first + t);
-                    /* ascending: an entry is read before it is overwritten in place */
-                    for (uint32_t j = 0; j + 1 < a.taps; ++j) {
-                        const int32_t at = (int32_t)t + 1 - (int32_t)(a.taps - 1) + (int32_t)j;
-                        a.conv_state[to * a.conv_stride + (uint64_t)j * channels + ch] =
-                            gdn_p(a, first, at, ch, channels, slot);
-                    }
+        if (warp < n) {
+            const float x = s.os[warp][lane], y = s.os[warp][lane + 32];
+            const float q = warp_sum(fmaf(x, x, y * y));
+            if (lane == 0) {
+                s.part[round & 1][half][warp] = q;
+                cluster_store(&s.part[round & 1][half][warp], rank ^ 1, q);
+            }
+        }
+        cluster_barrier();
+#pragma unroll
+        for (uint32_t e = 0; e < 2; ++e) {
+            const uint32_t t = tid / GDN_V + 4 * e, c = tid % GDN_V;
+            if (t < n) {
+                const float q = s.part[round & 1][0][t] + s.part[round & 1][1][t];
+                const float f = 1.0f / sqrtf(q / (float)GDN_D + a.eps);
+                a.out[((uint64_t)(first + t0 + t) * a.v_heads + vh) * GDN_D + half * GDN_V + c] =
+                    s.os[t][c] * f * __ldg(a.norm + half * GDN_V + c) * sigmoid_f(z[e]);
+            }
+        }
+    }
+    if (last_to >= 0) {
+        put_state(a.s + last_to * a.s_stride + mine, S);
+        if (last_to == slot) {
+            for (uint32_t i = rank == 0 ? tid : 2 * GDN_D + tid; i < GDN_OWN; i += 256) {
+                const uint32_t part = i / GDN_D, ch = c0[part] + i - part * GDN_D;
+                for (uint32_t j = 0; j + 1 < a.taps; ++j) {
+                    a.conv_state[slot * a.conv_stride + (uint64_t)j * channels + ch] = s.hist[j][i];
                 }
             }
         }
@@ -229,37 +294,31 @@ __device__ void gdn_run(const gdn_args &a, uint32_t first, uint32_t kh, uint32_t
     __syncthreads();
 }
 
-__global__ void __launch_bounds__(256) gdn_core(const __grid_constant__ gdn_args a)
+__global__ void __launch_bounds__(256, 2) gdn_core(const __grid_constant__ gdn_args a)
 {
-    __shared__ __align__(16) float qk[GDN_T][2][GDN_D];
-    __shared__ float vs[GDN_T][GDN_V];
-    __shared__ float gb[GDN_T][2];
-    __shared__ int end;
-    __shared__ int32_t to_slot[GDN_T];
-    __shared__ uint32_t mask[8], hist_mask[8];
+    __shared__ __align__(16) gdn_smem s;
+    const uint32_t cs = a.group * 2, kh = blockIdx.x / cs, rank = blockIdx.x - kh * cs, lane = threadIdx.x & 31;
+    bool waited = false;
     pdl_next();
-    pdl_wait();
-    const uint32_t cs = a.group * 2, kh = blockIdx.x / cs, rank = blockIdx.x - kh * cs;
-    for (uint32_t r0 = blockIdx.y; r0 < a.step.n_rows; r0 += gridDim.y * 256) {
-        /* which of the block's next 256 candidate rows begin a run: the same answer in all blocks of the
-         * cluster */
-        const uint32_t r = r0 + threadIdx.x * gridDim.y;
+    if (a.chunked) {
+        pdl_wait();
+        waited = true;
+        if (__ldcg(a.n_short) == 0) {
+            return;
+        }
+    }
+    for (uint32_t r0 = blockIdx.y; r0 < a.step.n_rows; r0 += gridDim.y * 32) {
+        /* which of the block's next 32 rows begin a run: the same answer in all warps of the cluster */
+        const uint32_t r = r0 + lane * gridDim.y;
         const bool begins = r < a.step.n_rows && __ldcg(a.step.first + r) == (int32_t)r &&
-                            __ldcg(a.step.pos + r) >= 0;
-        const uint32_t b = __ballot_sync(0xffffffffu, begins);
-        if ((threadIdx.x & 31) == 0) {
-            mask[threadIdx.x / 32] = b;
+                            __ldcg(a.step.pos + r) >= 0 &&
+                            !(a.chunked && (__ldcg(a.chunked + r / 32) >> (r & 31) & 1));
+        for (uint32_t b = __ballot_sync(0xffffffffu, begins); b; b &= b - 1) {
+            gdn_run(a, s, r0 + (__ffs(b) - 1) * gridDim.y, kh, rank, waited);
         }
-        __syncthreads();
-        for (uint32_t w = 0; w < 8; ++w) {
-            for (uint32_t bits = mask[w]; bits; bits &= bits - 1) {
-                const uint32_t f = r0 + (w * 32 + __ffs(bits) - 1) * gridDim.y;
-                if (!a.chunked || !(__ldcg(a.chunked + f / 32) >> (f & 31) & 1)) {
-                    gdn_run(a, f, kh, rank, qk, vs, gb, &end, to_slot, hist_mask);
-                }
-            }
-        }
-        __syncthreads();
+    }
+    if (!waited) {
+        pdl_wait();
     }
 }
 
@@ -276,6 +335,9 @@ extern "C" int qx_cuda_gdn(struct qx_queue *q, const struct qx_op_gdn *o)
     }
     if (o->conv_kernel < 1 || o->conv_kernel > GDN_MAX_TAPS) {
         return qx_queue_refuse(q, "gdn", "more than 8 taps");
+    }
+    if (o->s_slot_stride % 4 || ((uintptr_t)o->s & 15)) {
+        return qx_queue_refuse(q, "gdn", "a state that does not begin at a multiple of 16 bytes");
     }
     gdn_args a = {};
     a.step = *o->step;
@@ -302,8 +364,7 @@ extern "C" int qx_cuda_gdn(struct qx_queue *q, const struct qx_op_gdn *o)
             return r;
         }
     }
-    /* blocks hold a multiprocessor each: beside the chunked kernels few are wanted, most of them idle */
-    const uint32_t most = !a.chunked ? 64 : n < 1024 ? 16 : 2;
+    const uint32_t most = a.chunked ? 8 : 64;
     return launch_cluster(q, "gdn", gdn_core, dim3(o->k_heads * a.group * 2, n < most ? n : most), dim3(256), 0,
                           a.group * 2, a);
 }

@@ -21,6 +21,7 @@ struct gdn_args {
     float *out;
     /* prompts only: bit r set: row r belongs to a run that the chunked kernels take */
     const uint32_t *chunked;
+    const uint32_t *n_short; /* and how many rows it does not take */
 };
 
 /* log(1 + e^x), x itself where that is the nearest f32. */
@@ -29,20 +30,8 @@ __device__ __forceinline__ float softplus_f(float x)
     return x > 20.0f ? x : log1pf(expf(x));
 }
 
-/* Input of channel ch `i` rows after the run's first (negative: from the slot). */
-__device__ __forceinline__ float gdn_p(const gdn_args &a, uint32_t first, int32_t i, uint32_t ch,
-                                       uint32_t channels, int32_t slot)
-{
-    if (i >= 0) {
-        return __ldcg(a.in + (uint64_t)(first + i) * a.in_stride + ch);
-    }
-    return slot < 0 ? 0.0f
-                    : __ldcg(a.conv_state + slot * a.conv_stride +
-                             (uint64_t)((int32_t)a.taps - 1 + i) * channels + ch);
-}
-
 /* Whether the chunked kernels can take this op's long runs; they leave the rest to the recurrent one and
- * set *a's bit mask for it. */
+ * tell it by *a which that is. */
 bool gdn_prompt_fits(struct qx_queue *q, const struct qx_op_gdn *o);
 int gdn_prompt(struct qx_queue *q, const struct qx_op_gdn *o, gdn_args *a);
 

@@ -31,8 +31,8 @@ struct gdn_tile {
 };
 
 struct gdn_plan {
-    uint32_t n_chunks, n_runs;
-    uint32_t pad[62];
+    uint32_t n_chunks, n_runs, n_short;
+    uint32_t pad[61];
     uint8_t zero[512];
     uint32_t mask[MAX_WORDS];
     struct { int32_t row, n, out, run; } chunk[MAX_PLAN];
@@ -70,6 +70,7 @@ __global__ void __launch_bounds__(1024) gdn_plan_rows(const __grid_constant__ pr
 {
     __shared__ uint32_t brk[MAX_WORDS], beg[MAX_WORDS], keep[MAX_WORDS], any[MAX_WORDS / 32 + 1];
     __shared__ uint64_t sums[32];
+    __shared__ uint32_t left;
     pdl_next();
     pdl_wait();
     const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, n = a.g.step.n_rows;
@@ -89,6 +90,7 @@ __global__ void __launch_bounds__(1024) gdn_plan_rows(const __grid_constant__ pr
     }
     if (tid < 128) {
         ((uint32_t *)plan->zero)[tid] = 0;
+        left = 0;
     }
     __syncthreads();
     for (uint32_t w = warp; w * 32 < words; w += 32) {
@@ -153,10 +155,19 @@ __global__ void __launch_bounds__(1024) gdn_plan_rows(const __grid_constant__ pr
                 }
             }
             if (pass) {
-                plan->mask[w] = fits ? taken : 0;
+                taken = fits ? taken : 0;
+                plan->mask[w] = taken;
+                const uint32_t rest = ~(brk[w] & ~beg[w]) & ~taken; /* rows that are not idle */
+                if (rest) {
+                    atomicAdd(&left, __popc(rest));
+                }
             }
         }
         if (pass) {
+            __syncthreads();
+            if (tid == 0) {
+                plan->n_short = left;
+            }
             break;
         }
         /* exclusive sum over the threads */
@@ -778,6 +789,7 @@ int gdn_prompt(struct qx_queue *q, const struct qx_op_gdn *o, gdn_args *g)
     a.carry = (float *)(q->ws + ((size_t)1 << 20));
     a.tile = (struct gdn_tile *)(q->ws + PLAN_BYTES);
     g->chunked = a.plan->mask;
+    g->n_short = &a.plan->n_short;
     a.g = *g;
     a.channels = (2 * o->k_heads + o->v_heads) * GDN_D;
     a.max_chunks = n / CH + 32 < MAX_PLAN ? n / CH + 32 : MAX_PLAN;

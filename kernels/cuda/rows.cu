@@ -3,8 +3,10 @@
 
 __global__ void embed_rows(struct qx_step step, struct qx_weight t, uint32_t C, float *x)
 {
-    pdl_next();
+    /* A step's first op waits before it lets the next begin: every op of a step may thus read before its own wait
+     * what earlier steps and the host wrote (the step's numbers, states, pages). */
     pdl_wait();
+    pdl_next();
     const uint32_t r = blockIdx.y, d = blockIdx.x * blockDim.x + threadIdx.x;
     if (d >= t.cols) {
         return;
