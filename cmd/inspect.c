@@ -137,7 +137,7 @@ static int device_bytes(uint64_t *out, struct qx_error *err)
     if (rc == 0) {
         struct qx_device_info info;
         rc = be->info(be, &info, err);
-        *out = rc ? 0 : info.memory_bytes;
+        *out = rc ? 0 : info.memory_free_bytes; /* what run plans within */
         be->destroy(be);
     }
     return rc;

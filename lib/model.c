@@ -205,7 +205,7 @@ static int make_plan(struct qx_model *m, const struct qx_model_opts *o, const st
         .packed_table = t && t->packed_rows, .host_device = m->be->host_memory,
         .device_bytes = o->device_memory_bytes ? o->device_memory_bytes
                         : m->be->host_memory   ? 0
-                                               : info.memory_free_bytes,
+                                               : m->free_at_open,
         .workspace_bytes = m->be->queue_bytes,
         .host_bytes = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0,
         .ctx_tokens = o->ctx_tokens, .chunk_rows = o->chunk_rows, .max_seqs = o->max_seqs,

@@ -10,7 +10,7 @@ struct qx_plan_request {
     enum qx_table_place table;
     bool packed_table;                   /* prefers disk on the cpu */
     bool host_device;                    /* the device is host memory (cpu) */
-    uint64_t workspace_bytes;            /* of the device's queue (backend.h) */
+    uint64_t workspace_bytes;            /* of the device's queue (backend.h), and of synth.c's pools */
     uint64_t device_bytes;               /* limit or memory of the device; 0: not limited */
     uint64_t host_bytes;                 /* memory of the host; 0: not limited */
     uint64_t ctx_tokens;                 /* 0: the default */
@@ -23,7 +23,7 @@ struct qx_plan_request {
 struct qx_plan {
     struct qx_budget budget;
     enum qx_table_place table;           /* never AUTO */
-    struct qx_plan_part parts[8];        /* names and places are static strings */
+    struct qx_plan_part parts[12];       /* names and places are static strings */
     uint32_t n_parts;
     uint64_t device_bytes;               /* needed on the device */
     uint64_t host_bytes;                 /* needed on the host beside it: table, pinned memory */

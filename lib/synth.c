@@ -327,8 +327,8 @@ static int make(struct synth *s, const struct qx_model_opts *o, struct qx_error 
         .table_bytes = n_rows * (s->f_table == QX_W_NVFP4 ? w / 2 + w / 16 : s->f_table == QX_W_BF16 ? 2 * w : w),
         /* Nothing is mapped from a file here: on the cpu, too, weights and table take memory. */
         .table = o->table, .host_device = false,
-        .device_bytes = o->device_memory_bytes ? o->device_memory_bytes : info.memory_free_bytes,
-        .workspace_bytes = m->be->queue_bytes,
+        .device_bytes = o->device_memory_bytes ? o->device_memory_bytes : m->be->host_memory ? info.memory_free_bytes : m->free_at_open,
+        .workspace_bytes = m->be->queue_bytes + P_KINDS * POOL_BYTES, /* the pools stay, too */
         .host_bytes = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0, .ctx_tokens = o->ctx_tokens,
         .chunk_rows = o->chunk_rows, .max_seqs = o->max_seqs, .draft_max = o->draft_max, .mtp = m->mtp.loaded,
         .kv_bf16 = m->kv_bf16,

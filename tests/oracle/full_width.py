@@ -4,6 +4,8 @@
 usage: full_width.py QX_RUN BLOCKS DIRECTORY [--layouts mixed,nvfp4-ple] [--prompts 17,700,3000] [--small]
                      [--device cuda]
 
+Needs torch and a transformers with qwen4_exp; exits 77 without. --small --device cpu tries a small geometry here.
+
 For each layout and prompt: logits of transformers in float32 (the reference) and bfloat16, of qx as it is and with
 --precise, at the same positions. Demanded, as relative L2 against the reference:
   qx as it is is no further than transformers in bfloat16;
@@ -24,8 +26,13 @@ import subprocess
 import sys
 import time
 
-import numpy as np
-import torch
+try:
+    import numpy as np
+    import torch
+    import transformers.models.qwen4_exp  # noqa: F401
+except ImportError as missing:
+    print(f'skipped: {missing}')
+    sys.exit(77)
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import slice as maker  # noqa: E402
