@@ -234,6 +234,7 @@ struct qx_op_moe_route {
 struct qx_experts {
     const struct qx_weight *gate, *up, *down; /* [n_experts] each, device memory */
     uint32_t n_experts, hidden, inter;
+    uint8_t fmt; /* enum qx_wfmt of all of them, 16-byte aligned; QX_W_NONE: not one for all */
 };
 
 /* y = sum_k weight_k down_k(silu(gate_k m) * (up_k m)) in slot order, plus the shared expert

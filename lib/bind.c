@@ -466,6 +466,18 @@ static int bind_expert(struct qx_bind *b, const char *p, uint32_t e, int which, 
     return slice(b, m, e, which == 1 ? inter : 0, rows, w, err);
 }
 
+/* The format of all matrices when it is one and they lie as tiled kernels want them, else QX_W_NONE. */
+static uint8_t common_format(const struct qx_weight *w, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; ++i) {
+        if (w[i].fmt != w->fmt || (uintptr_t)w[i].codes & 15
+            || (w->fmt != QX_W_FP8_BLOCK && (uintptr_t)w[i].scale & 15)) {
+            return QX_W_NONE;
+        }
+    }
+    return w->fmt;
+}
+
 static int bind_moe(struct qx_bind *b, const char *p, struct qx_moe_weights *w, struct qx_error *err)
 {
     const struct qx_config *c = b->m->cfg;
@@ -490,6 +502,7 @@ static int bind_moe(struct qx_bind *b, const char *p, struct qx_moe_weights *w, 
     w->gates = dev;
     w->ups = w->gates ? w->gates + n : NULL;
     w->downs = w->gates ? w->gates + 2ull * n : NULL;
+    w->expert_fmt = common_format(all, 3 * n);
     return 0;
 }
 

@@ -41,6 +41,7 @@ struct qx_moe_weights {
     struct qx_weight gate;
     struct qx_weight *experts_host;           /* [3][n_experts]: gate, up, down; during binding */
     const struct qx_weight *gates, *ups, *downs; /* [n_experts], device memory */
+    uint8_t expert_fmt; /* fmt of struct qx_experts */
     struct qx_weight s_gate, s_up, s_down, s_gate_vec;
 };
 

@@ -178,6 +178,7 @@ static int synth_moe(struct synth *s, struct qx_moe_weights *w, struct qx_error 
         w->gates = dev;
         w->ups = dev + E;
         w->downs = dev + 2 * E;
+        w->expert_fmt = s->f_expert;
     }
     qx_free(d);
     QX_TRY(rc);

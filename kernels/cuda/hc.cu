@@ -2,6 +2,7 @@
  * output added on the fly) and multiplies with the down and inject matrices, a stream and 16 rows a
  * block; the second adds up the streams, multiplies with the up matrix, mixes, and is the one that
  * writes the streams back, since there each element belongs to one block. */
+#include "prompt.h"
 #include "tile.cuh"
 
 #define HC_MAX_STREAMS 8
@@ -282,6 +283,10 @@ extern "C" int qx_cuda_hc(struct qx_queue *q, const struct qx_op_hc *o)
 {
     if (o->n_rows == 0) {
         return 0;
+    }
+    const int taken = qx_prompt_hc(q, o);
+    if (taken <= 0) {
+        return taken;
     }
     if (o->n_streams > HC_MAX_STREAMS) {
         return qx_queue_refuse(q, "hc", "more than 8 streams");

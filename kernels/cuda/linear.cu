@@ -2,6 +2,7 @@
  * stream through shared memory (stream.cuh): a block a multiprocessor, each with an equal share of the bytes
  * as whole rows, all of them times up to 32 rows of input at once. Precise inputs, odd widths and plain
  * floating formats take tiles (tile.cuh) of eight rows of input a block. */
+#include "prompt.h"
 #include "stream.cuh"
 
 /* ---- streaming -------------------------------------------------------------------------------- */
@@ -268,11 +269,8 @@ static int linear_tiled(struct qx_queue *q, const struct qx_op_linear *o, unsign
     }
 }
 
-extern "C" int qx_cuda_linear(struct qx_queue *q, const struct qx_op_linear *o)
+int qx_linear_few(struct qx_queue *q, const struct qx_op_linear *o)
 {
-    if (o->n_rows == 0 || o->n_weights == 0) {
-        return 0;
-    }
     unsigned tiled = 0, plain = 0, nv = 0;
     for (uint32_t j = 0; j < o->n_weights; ++j) {
         stream_w w;
@@ -295,4 +293,13 @@ extern "C" int qx_cuda_linear(struct qx_queue *q, const struct qx_op_linear *o)
         r = linear_tiled(q, o, tiled);
     }
     return r;
+}
+
+extern "C" int qx_cuda_linear(struct qx_queue *q, const struct qx_op_linear *o)
+{
+    if (o->n_rows == 0 || o->n_weights == 0) {
+        return 0;
+    }
+    const int r = qx_prompt_linear(q, o);
+    return r <= 0 ? r : qx_linear_few(q, o);
 }

@@ -2,6 +2,7 @@
  * and of the shared one and leaves silu(gate) * up, split for the tensor cores, in the workspace; one
  * multiplies with down, weights, and adds up. Rows of a step that picked the same expert share its weights;
  * a row's sums do not depend on that. */
+#include "prompt.h"
 #include "tile.cuh"
 
 #define MOE_MAX_K 15
@@ -567,6 +568,10 @@ extern "C" int qx_cuda_moe(struct qx_queue *q, const struct qx_op_moe *o)
 {
     if (o->n_rows == 0) {
         return 0;
+    }
+    const int taken = qx_prompt_moe(q, o);
+    if (taken <= 0) {
+        return taken;
     }
     if (o->k > MOE_MAX_K) {
         return qx_queue_refuse(q, "moe", "more than 15 experts a token");

@@ -13,6 +13,10 @@
  * 2^-8: 2^-8 sqrt(5e-4) = 9e-5 of the whole; twice that. */
 #define BOUND_ROUNDED 1.8e-4
 
+/* Error of the warpgroup matrix units' sums over k products: every 16 products are added to the sum in f32, cut
+ * instead of rounded, which loses up to 2^-23 of it, always towards zero; half of that on average. */
+#define BOUND_CUT(k) (2e-6 + (k) / 16.0 * 0x1p-24)
+
 static const uint8_t formats[] = {QX_W_BF16, QX_W_FP8, QX_W_FP8_BLOCK, QX_W_MXFP8, QX_W_NVFP4, QX_W_F16, QX_W_F32};
 
 /* variant: format + 8 * shape + 128 * kind, + ACT_BF16, + PROMPT */
@@ -20,14 +24,15 @@ static void linear(struct kern_ctx *c, int v)
 {
     static const uint32_t shapes[][3] = {/* rows of x, rows, columns */
         {1, 16, 64}, {1, 100, 2560}, {2, 33, 640}, {3, 17, 320}, {5, 128, 160}, {8, 50, 6144}, {9, 20, 96},
-        {17, 130, 256}, {40, 257, 2560}, {200, 129, 640}, {1, 1, 32}, {130, 64, 6144}};
+        {17, 130, 256}, {40, 257, 2560}, {200, 129, 640}, {1, 1, 32}, {130, 64, 6144},
+        {301, 100, 512}, {1000, 384, 128}, {70, 34, 2560}, {513, 260, 384}};
     bool act = v & ACT_BF16, prompt = v & PROMPT;
     v &= ACT_BF16 - 1;
     uint8_t f = formats[v % 8];
     const uint32_t *s = shapes[v / 8 % 16];
     struct qx_weight w = kern_weight(c, f, s[1], s[2], v / 128);
     float *x = kern_f32(c, (size_t)s[0] * s[2], 1.0f), *y = kern_new(c, (size_t)s[0] * s[1] * 4);
-    kern_out(c, "y", 'f', y, (size_t)s[0] * s[1], 0);
+    kern_out(c, "y", 'f', y, (size_t)s[0] * s[1], act && prompt ? BOUND_CUT(s[2]) : 0);
     kern_shape(c, "%u x %s [%u, %u] kind %d%s%s", s[0], kern_fmt_name(f), s[1], s[2], v / 128, act ? ", bf16" : "",
                prompt ? ", prompt" : "");
     KERN_RUN(c, linear, {.act_bf16 = act, .prompt = prompt, .n_rows = s[0], .n_weights = 1, .x = x, .x_stride = s[2], .y_stride = s[1], .w = {w}, .y = y});
@@ -157,7 +162,8 @@ static void hc(struct kern_ctx *c, int v)
 {
     static const uint32_t shapes[][5] = {/* rows, streams, hidden, rank, with inject and write-back */
         {1, 4, 64, 16, 3}, {1, 4, 2560, 320, 3}, {3, 4, 256, 32, 1}, {8, 4, 640, 80, 3}, {2, 4, 2560, 320, 2},
-        {11, 4, 128, 16, 3}, {5, 2, 384, 48, 3}, {30, 4, 256, 32, 3}};
+        {11, 4, 128, 16, 3}, {5, 2, 384, 48, 3}, {30, 4, 256, 32, 3},
+        {140, 4, 2560, 320, 3}, {45, 4, 104, 24, 2}, {301, 4, 640, 80, 3}};
     bool act = v & ACT_BF16, prompt = v & PROMPT;
     v &= ACT_BF16 - 1;
     const uint32_t *s = shapes[v / 8];
@@ -240,7 +246,7 @@ static void moe(struct kern_ctx *c, int v)
         w[2][e] = kern_weight(c, f, H, I, 0);
     }
     struct qx_op_moe a = {.n_rows = n, .k = k, .s_inter = S, .act_bf16 = act, .prompt = prompt};
-    a.experts = (struct qx_experts){.n_experts = E, .hidden = H, .inter = I};
+    a.experts = (struct qx_experts){.n_experts = E, .hidden = H, .inter = I, .fmt = f};
     a.experts.gate = kern_put(c, w[0], E * sizeof w[0][0]);
     a.experts.up = kern_put(c, w[1], E * sizeof w[0][0]);
     a.experts.down = kern_put(c, w[2], E * sizeof w[0][0]);
@@ -280,6 +286,89 @@ static void moe(struct kern_ctx *c, int v)
     KERN_RUN(c, moe, a);
 }
 
+/* ---- speed, released shapes ---- */
+
+/* variant: format + 8 * shape; rows of a prompt */
+static void linear_speed(struct kern_ctx *c, int v)
+{
+    static const uint32_t shapes[][3] = {{8192, 16480, 2560}, {8192, 2560, 6144}, {1024, 16480, 2560}, {1024, 2560, 6144},
+                                         {8192, 320, 10240}};
+    const uint32_t *s = shapes[v / 8];
+    struct qx_weight w = kern_weight(c, formats[v % 8], s[1], s[2], 0);
+    float *x = kern_f32(c, (size_t)s[0] * s[2], 1.0f), *y = kern_new(c, (size_t)s[0] * s[1] * 4);
+    kern_shape(c, "%u x %s [%u, %u], prompt", s[0], kern_fmt_name(w.fmt), s[1], s[2]);
+    c->bytes = kern_weight_bytes(&w) + (uint64_t)s[0] * (s[1] + s[2]) * 4;
+    KERN_RUN(c, linear, {.act_bf16 = true, .prompt = true, .n_rows = s[0], .n_weights = 1, .x = x, .x_stride = s[2], .y_stride = s[1], .w = {w}, .y = y});
+}
+
+static void hc_speed(struct kern_ctx *c, int n_rows)
+{
+    uint32_t n = (uint32_t)n_rows, C = 4, H = 2560, R = 320;
+    struct qx_op_hc a = {.n_rows = n, .n_streams = C, .hidden = H, .rank = R, .eps = 1e-6f, .act_bf16 = true, .prompt = true};
+    a.x = kern_f32(c, (size_t)n * C * H, 2.0f);
+    a.norm = kern_f32(c, (size_t)C * H, 0.2f);
+    a.down = kern_weight(c, QX_W_BF16, R, C * H, 0);
+    a.up = kern_weight(c, QX_W_BF16, C * H, R, 0);
+    a.inject = kern_weight(c, QX_W_BF16, C, C * H, 0);
+    a.inj_out = kern_new(c, (size_t)n * C * 4);
+    a.y = kern_f32(c, (size_t)n * H, 1e-3f);
+    a.inj_in = kern_const(c, (size_t)n * C, 1.0f);
+    a.m = kern_new(c, (size_t)n * H * 4);
+    a.scratch = kern_new(c, (size_t)n * (C * H + R) * 4);
+    c->bytes = (uint64_t)n * H * (4 * C * 2 + 8) + kern_weight_bytes(&a.down) * 2;
+    kern_shape(c, "%u rows, prompt", n);
+    KERN_RUN(c, hc, a);
+}
+
+/* A slice of rows of a matrix. */
+static struct qx_weight rows_of(const struct qx_weight *w, uint32_t row, uint32_t n)
+{
+    struct qx_weight s = *w;
+    uint64_t row_codes = w->fmt == QX_W_BF16 ? 2ull * w->cols : w->fmt == QX_W_NVFP4 ? w->cols / 2 : w->cols;
+    uint64_t row_scales = w->fmt == QX_W_NVFP4 ? w->cols / 16 : w->fmt == QX_W_MXFP8 ? w->cols / 32 : 0;
+    s.rows = n;
+    s.codes = (const uint8_t *)w->codes + row * row_codes;
+    s.scale = row_scales ? (const uint8_t *)w->scale + row * row_scales : w->scale;
+    s.row0 = w->fmt == QX_W_FP8_BLOCK ? w->row0 + row : 0;
+    return s;
+}
+
+/* variant: format + 8 * (rows / 256) */
+static void moe_speed(struct kern_ctx *c, int v)
+{
+    uint32_t n = (uint32_t)(v / 8) * 256, E = 512, k = 10, H = 2560, I = 640;
+    struct qx_weight all[3] = {kern_weight(c, formats[v % 8], E * I, H, 0), kern_weight(c, formats[v % 8], E * I, H, 0),
+                               kern_weight(c, formats[v % 8], E * H, I, 0)};
+    struct qx_weight *w = malloc(3 * (size_t)E * sizeof *w);
+    for (uint32_t e = 0; e < E; ++e) {
+        w[e] = rows_of(&all[0], e * I, I);
+        w[E + e] = rows_of(&all[1], e * I, I);
+        w[2 * E + e] = rows_of(&all[2], e * H, H);
+    }
+    const struct qx_weight *dev = kern_put(c, w, 3 * (size_t)E * sizeof *w);
+    free(w);
+    int32_t *e = malloc((size_t)n * k * 4);
+    for (uint32_t i = 0; i < n * k; ++i) {
+        e[i] = i % k ? (int32_t)(((uint32_t)e[i - 1] + 1 + kern_below(c, E / k)) % E) : (int32_t)kern_below(c, E);
+    }
+    struct qx_op_moe a = {.n_rows = n, .k = k, .s_inter = I, .act_bf16 = true, .prompt = true};
+    a.experts = (struct qx_experts){dev, dev + E, dev + 2 * E, E, H, I, formats[v % 8]};
+    a.expert = kern_put(c, e, (size_t)n * k * 4);
+    free(e);
+    a.weight = kern_const(c, (size_t)n * k, 0.1f);
+    a.m = kern_f32(c, (size_t)n * H, 1.0f);
+    a.s_gate = kern_weight(c, QX_W_BF16, I, H, 0);
+    a.s_up = kern_weight(c, QX_W_BF16, I, H, 0);
+    a.s_down = kern_weight(c, QX_W_BF16, H, I, 0);
+    a.s_gate_vec = kern_weight(c, QX_W_BF16, 1, H, 0);
+    a.y = kern_new(c, (size_t)n * H * 4);
+    a.scratch = kern_new(c, (size_t)n * (k * (I + H) + I + H + 1) * 4);
+    a.iscratch = kern_new(c, ((size_t)n * k + 3 * E + 8) * 4);
+    c->bytes = kern_weight_bytes(&all[0]) * 3 + (uint64_t)n * H * 8;
+    kern_shape(c, "%u rows, %u of %u, %s, prompt", n, k, E, kern_fmt_name(formats[v % 8]));
+    KERN_RUN(c, moe, a);
+}
+
 #define L(f, s, k) {"linear", "linear", linear, (f) + 8 * (s) + 128 * (k), 0}
 #define LB(s) L(ACT_BF16 + 0, s, 0), L(ACT_BF16 + 1, s, 0), L(ACT_BF16 + 2, s, 0), L(ACT_BF16 + 3, s, 0), L(ACT_BF16 + 4, s, 0)
 #define LP(s) L(ACT_BF16 + PROMPT + 0, s, 0), L(ACT_BF16 + PROMPT + 1, s, 0), L(ACT_BF16 + PROMPT + 2, s, 0), \
@@ -300,13 +389,13 @@ const struct kern_case kern_cases_matmul[] = {
     {"linear", "several", several, ACT_BF16 + 0, 0}, {"linear", "several", several, ACT_BF16 + 1, 0},
     {"linear", "several", several, ACT_BF16 + 2, 0}, {"linear", "several", several, ACT_BF16 + 3, 0},
     LS(0), LS(1), LS(2), LS(3), LS(4), LS(5), LS(6), LS(7), LS(8), LS(9), LS(10), LS(11), LK(1), LK(2), LK(3),
-    LB(0), LB(1), LB(2), LB(3), LB(5), LB(6), LB(7), LB(8), LP(1), LP(6), LP(8), LP(9), LP(11), L(PROMPT + 0, 9, 0), L(PROMPT + 4, 9, 0),
+    LB(0), LB(1), LB(2), LB(3), LB(5), LB(6), LB(7), LB(8), LP(1), LP(6), LP(8), LP(9), LP(11), LP(12), LP(13), LP(14), LP(15), L(PROMPT + 0, 9, 0), L(PROMPT + 4, 9, 0),
     {"linear", "several", several, 0, 0}, {"linear", "several", several, 1, 0}, {"linear", "several", several, 2, 0},
     {"linear", "several", several, 3, 0}, {"linear", "odd", odd, 0, 0}, {"linear", "odd", odd, 1, 0},
     H(0, 0), H(0, 1), H(0, 2), H(0, 3), H(0, 4), H(0, 5), H(0, 6), H(0, 7), H(1, 1), H(2, 1), H(3, 1), H(4, 1), H(5, 2),
     H(6, 3), H(3, 3), H(4, 7), H(1, 7), H(2, 7), H(3, 7), H(6, 7),
     H(ACT_BF16, 0), H(ACT_BF16, 1), H(ACT_BF16 + 3, 1), H(ACT_BF16, 3), H(ACT_BF16, 4), H(ACT_BF16 + PROMPT, 5),
-    H(ACT_BF16 + PROMPT, 7), H(ACT_BF16 + PROMPT + 3, 7), H(PROMPT, 7),
+    H(ACT_BF16 + PROMPT, 7), H(ACT_BF16 + PROMPT + 3, 7), H(ACT_BF16 + PROMPT, 8), H(ACT_BF16 + PROMPT, 9), H(ACT_BF16 + PROMPT, 10), H(PROMPT, 7),
     {"hc", "write", hc_write, 0, 0}, {"hc", "write", hc_write, 1, 0},
     {"moe_route", "route", route, 0, 0}, {"moe_route", "route", route, 1, 0}, {"moe_route", "route", route, 2, 0},
     {"moe_route", "route", route, 3, 0}, {"moe_route", "route", route, 4, 0}, {"moe_route", "route", route, 5, 0},
@@ -318,4 +407,10 @@ const struct kern_case kern_cases_matmul[] = {
     M(ACT_BF16 + 2, 3), M(ACT_BF16 + 4, 4), M(ACT_BF16 + PROMPT + 4, 5), M(ACT_BF16 + PROMPT + 0, 6), M(ACT_BF16 + PROMPT + 2, 6),
     M(ACT_BF16 + PROMPT + 4, 6), M(ACT_BF16 + PROMPT + 4, 7), M(ACT_BF16 + PROMPT + 0, 7), M(ACT_BF16 + PROMPT + 2, 7),
     M(PROMPT + 4, 7),
+    {"linear", "prompt", linear_speed, 0, 1}, {"linear", "prompt", linear_speed, 8, 1}, {"linear", "prompt", linear_speed, 16, 1},
+    {"linear", "prompt", linear_speed, 24, 1}, {"linear", "prompt", linear_speed, 32, 1}, {"linear", "prompt", linear_speed, 3, 1},
+    {"linear", "prompt", linear_speed, 4, 1}, {"linear", "prompt", linear_speed, 2, 1},
+    {"hc", "prompt", hc_speed, 8192, 1}, {"hc", "prompt", hc_speed, 1024, 1},
+    {"moe", "prompt", moe_speed, 4 + 8 * 32, 1}, {"moe", "prompt", moe_speed, 4 + 8 * 4, 1}, {"moe", "prompt", moe_speed, 4 + 8 * 8, 1},
+    {"moe", "prompt", moe_speed, 2 + 8 * 32, 1},
     {0, 0, 0, 0, 0}};

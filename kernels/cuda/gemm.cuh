@@ -1,0 +1,522 @@
+/* gemm.cuh: the tiled matrix product for the rows of prompts on sm_90a: D[weight rows, tokens] on the
+ * warpgroup matrix units, weights as the A operand (128 rows a tile), tokens as the N side.
+ *
+ * A block has three warpgroups. The first copies (cp.async): a stage holds 64 columns of K: the codes of
+ * the tile's 128 weight rows as stored, and the tokens as bf16 in the 128-byte swizzle. The other two
+ * take 64 weight rows each: BF16 weights go from shared memory to the matrix units as they are; codes are
+ * decoded once a stage into registers (exact in bf16: E2M1 x E4M3, E4M3 x 2^n; what is not exact is
+ * applied to the f32 sums). Blocks are persistent; the stages run on across tiles.
+ *
+ * The tokens come from a buffer of bf16 rows that a kernel of this file (gm_convert) or an epilogue has
+ * written: rows of a multiple of 64 elements, zero behind K, each 64 in the order that the decoder gives
+ * (gm_pos). In every format a lane (g, q) = (lane / 4, lane % 4) decodes the 16 codes 16 q .. 16 q + 15
+ * of a row.
+ *
+ * What is multiplied is a policy P:
+ *   F, PROMOTE (K blocks after which sums are added to a second set in f32, 0: never), GATHER
+ *   args: has gm_common c; tile: has n (tokens, at most N), kb (K blocks), akb (those of the weights)
+ *   n_tiles(a), get(a, t): tile t
+ *   a_src(a, tile, r): where local row r < 64 and those after it come from
+ *   scale_row(a, tile, r): scales of local row r, NULL when there is none
+ *   b_row(a, tile, col): row of the token buffer; without GATHER row col is b_row(0) + col
+ *   block_scale(a, tile, r, k128): FP8_BLOCK, factor of local row r
+ *   epilogue<N>(a, tile, acc, r, q): sums of local rows r and r + 8 as the matrix unit lays them out
+ * Invariant: a token's sums depend on its own values only, not on its column or the tile's width. */
+#ifndef QX_CUDA_GEMM_CUH
+#define QX_CUDA_GEMM_CUH
+
+#include "wgmma.cuh"
+
+enum gm_fmt { GM_BF16, GM_FP8, GM_MX, GM_NV, GM_BLOCK, GM_NONE };
+/* Order of K inside a block of 64: as it is; as lanes decode bytes; as they decode nibbles. */
+enum gm_order { GM_ORD_BF16, GM_ORD_FP8, GM_ORD_NV };
+
+#define GM_SMEM (224u * 1024u)       /* of one block a multiprocessor */
+#define GM_SMEM_HALF (112u * 1024u)  /* of two */
+#define GM_MAX_STAGES 24
+
+__host__ __device__ constexpr int gm_code_bytes(int f)
+{
+    return f == GM_BF16 ? 128 : f == GM_NV ? 32 : 64;
+}
+__host__ __device__ constexpr bool gm_has_scales(int f)
+{
+    return f == GM_NV || f == GM_MX;
+}
+__host__ __device__ constexpr int gm_order_of(int f)
+{
+    return f == GM_BF16 ? GM_ORD_BF16 : f == GM_NV ? GM_ORD_NV : GM_ORD_FP8;
+}
+__host__ __device__ constexpr uint32_t gm_stage_bytes(int f, int nmax)
+{
+    return (uint32_t)(nmax * 128 + 128 * gm_code_bytes(f) + (gm_has_scales(f) ? 512 : 0) + 1023) / 1024 * 1024;
+}
+
+/* Where element k < 64 of a block lies. */
+__host__ __device__ inline uint32_t gm_pos(int order, uint32_t k)
+{
+    const uint32_t q = k >> 4, r = k & 15;
+    if (order == GM_ORD_FP8) {
+        return (r >> 2) * 16 + ((r >> 1) & 1) * 8 + 2 * q + (r & 1);
+    }
+    if (order == GM_ORD_NV) {
+        const uint32_t p = (r >> 3) * 4 + (r & 3);
+        return (p >> 1) * 16 + (p & 1) * 8 + 2 * q + ((r >> 2) & 1);
+    }
+    return k;
+}
+
+/* The format of a weight for these kernels; GM_NONE: the kernels for few rows take it. */
+__host__ inline int gm_format(const struct qx_weight &w)
+{
+    if ((uintptr_t)w.codes & 15 || w.rows == 0) {
+        return GM_NONE;
+    }
+    switch (w.fmt) {
+    case QX_W_BF16: return w.cols % 8 ? GM_NONE : GM_BF16;
+    case QX_W_FP8: return w.cols % 16 ? GM_NONE : GM_FP8;
+    case QX_W_FP8_BLOCK: return w.cols % 16 ? GM_NONE : GM_BLOCK;
+    case QX_W_MXFP8: return w.cols % 128 || (uintptr_t)w.scale & 3 ? GM_NONE : GM_MX;
+    case QX_W_NVFP4: return w.cols % 64 || (uintptr_t)w.scale & 3 ? GM_NONE : GM_NV;
+    default: return GM_NONE;
+    }
+}
+/* What remains to multiply the sums with. */
+__host__ __device__ inline float gm_factor(int f, float global)
+{
+    return f == GM_NV ? global * 0x1p26f : f == GM_FP8 ? global : 1.0f;
+}
+
+struct gm_common {
+    const uint8_t *b;     /* token rows */
+    uint64_t b_stride;    /* bytes, a multiple of 128 */
+    uint32_t n_stages;
+};
+
+/* Row at group G of 16 (G < 8): offset off + (G & 3) s1 + (G >> 2) s2 bytes from base, inside when
+ * pos + (G & 3) d1 + (G >> 2) d2 < lim. From position `split` on rows come from base2. */
+struct gm_src {
+    const uint8_t *base, *base2;
+    uint64_t off;
+    uint32_t s1, s2, pos, d1, d2, lim, row_bytes, split;
+};
+
+/* ---- barriers and copies -------------------------------------------------------------------- */
+
+__device__ __forceinline__ uint32_t smem_addr(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+__device__ __forceinline__ void bar_init(uint32_t bar, uint32_t count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+__device__ __forceinline__ void bar_arrive(uint32_t bar)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+#endif
+}
+__device__ __forceinline__ void bar_wait(uint32_t bar, uint32_t parity)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .pred p;\nWAIT_%=:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@p bra DONE_%=;\nbra WAIT_%=;\nDONE_%=:\n}" ::"r"(bar), "r"(parity)
+                 : "memory");
+#endif
+}
+/* n 0: zeros instead of what lies at src. */
+__device__ __forceinline__ void copy16(uint32_t dst, const void *src, uint32_t n)
+{
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(n) : "memory");
+}
+__device__ __forceinline__ void copy4(uint32_t dst, const void *src, uint32_t n)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(n) : "memory");
+}
+/* An arrival once this thread's copies so far have landed. */
+__device__ __forceinline__ void copy_arrive(uint32_t bar)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+}
+
+struct gm_pipe {
+    uint32_t full, empty; /* barriers in shared memory, 8 bytes each */
+    uint32_t smem;        /* stages */
+    uint32_t n, stage, phase;
+    __device__ __forceinline__ void next()
+    {
+        if (++stage == n) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+/* ---- copying -------------------------------------------------------------------------------- */
+
+template <class P, int NMAX>
+__device__ __forceinline__ void gm_produce(const typename P::args &a, gm_pipe p)
+{
+    constexpr int CB = gm_code_bytes(P::F), CPR = CB / 16;
+    constexpr uint32_t A0 = NMAX * 128, S0 = A0 + 128 * CB, STAGE = gm_stage_bytes(P::F, NMAX);
+    constexpr int NB = (NMAX + 15) / 16;
+    const uint32_t t = threadIdx.x, r0 = t / CPR, ch = t % CPR, br = t / 8, bc = t % 8;
+    const uint32_t da = A0 + (CB == 128 ? r0 * 128 + ((ch ^ (r0 & 7)) * 16) : r0 * CB + ch * 16);
+    const uint32_t db = br * 128 + ((bc ^ (br & 7)) * 16);
+    const uint32_t total = P::n_tiles(a);
+    for (uint32_t at = blockIdx.x; at < total; at += gridDim.x) {
+        const typename P::tile tl = P::get(a, at);
+        const gm_src s = P::a_src(a, tl, r0);
+        const uint8_t *ap = s.base + s.off + ch * 16;
+        uint32_t in = 0; /* rows inside */
+#pragma unroll
+        for (int i = 0; i < CPR; ++i) {
+            const uint32_t G = i * (8 / CPR);
+            in |= s.pos + (G & 3) * s.d1 + (G >> 2) * s.d2 < s.lim ? 1u << i : 0u;
+        }
+        const uint8_t *sp = gm_has_scales(P::F) ? P::scale_row(a, tl, t) : nullptr;
+        const uint8_t *bp = a.c.b + bc * 16;
+        uint32_t boff[P::GATHER ? NB : 1];
+        if (P::GATHER) {
+#pragma unroll
+            for (int i = 0; i < NB; ++i) {
+                boff[P::GATHER ? i : 0] =
+                    br + i * 16 < tl.n ? (uint32_t)(P::b_row(a, tl, br + i * 16) * a.c.b_stride) : 0;
+            }
+        } else {
+            bp += (P::b_row(a, tl, 0) + br) * a.c.b_stride;
+        }
+        uint32_t ka = 0;
+        for (uint32_t kb = 0; kb < tl.kb; ++kb) {
+            bar_wait(p.empty + 8 * p.stage, p.phase ^ 1);
+            const uint32_t st = p.smem + p.stage * STAGE;
+            const bool kin = ka * CB + ch * 16 < s.row_bytes;
+#pragma unroll
+            for (int i = 0; i < CPR; ++i) {
+                const uint32_t G = i * (8 / CPR);
+                const uint8_t *src = ap + (G & 3) * s.s1 + (G >> 2) * s.s2;
+                if (P::SPLIT) {
+                    const uint32_t pos = s.pos + (G & 3) * s.d1 + (G >> 2) * s.d2;
+                    src = pos < s.split ? src
+                                        : s.base2 + (uint64_t)(pos - s.split) * s.row_bytes + ch * 16;
+                }
+                const bool v = kin && (in >> i & 1);
+                copy16(st + da + i * 2048, v ? src + ka * CB : a.c.b, v ? 16 : 0);
+            }
+            if (gm_has_scales(P::F)) {
+                const uint32_t so = P::F == GM_NV ? ka * 4 : ka / 2 * 4;
+                copy4(st + S0 + t * 4, sp ? sp + so : a.c.b, sp ? 4 : 0);
+            }
+#pragma unroll
+            for (int i = 0; i < NB; ++i) {
+                if (i * 16 < (int)tl.n && br + i * 16 < tl.n) {
+                    const uint8_t *src = P::GATHER ? bp + boff[P::GATHER ? i : 0] : bp + i * 16 * a.c.b_stride;
+                    copy16(st + db + i * 2048, src + kb * 128, 16);
+                }
+            }
+            copy_arrive(p.full + 8 * p.stage);
+            p.next();
+            ka = ka + 1 == tl.akb ? 0 : ka + 1;
+        }
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* ---- decoding ------------------------------------------------------------------------------- */
+
+__device__ __forceinline__ uint4 lds128(uint32_t p)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(p));
+    return v;
+}
+__device__ __forceinline__ uint2 lds64(uint32_t p)
+{
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(p));
+    return v;
+}
+__device__ __forceinline__ uint32_t lds32(uint32_t p)
+{
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(p));
+    return v;
+}
+__device__ __forceinline__ uint32_t gm_mul2(uint32_t a, uint32_t b)
+{
+    uint32_t r;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
+/* Rows r and r + 8 of the stage's codes as A fragments of four K steps. */
+template <int F>
+__device__ __forceinline__ void gm_decode(uint32_t (&a)[4][4], uint32_t codes, uint32_t scales, uint32_t r,
+                                          uint32_t q, uint32_t kb)
+{
+    if (F == GM_NV) {
+        const uint2 c0 = lds64(codes + r * 32 + q * 8), c1 = lds64(codes + r * 32 + 256 + q * 8);
+        const uint32_t s = __byte_perm(lds32(scales + r * 4), lds32(scales + r * 4 + 32), q | (4 + q) << 4);
+        const float2 f = e4m3x2_f((uint16_t)s);
+        /* nibbles become bf16 with bias 126; the scale carries 2^100: what is left is 2^-26 */
+        const uint32_t s0 = pack_bf16(f.x * 0x1p100f, f.x * 0x1p100f),
+                       s1 = pack_bf16(f.y * 0x1p100f, f.y * 0x1p100f);
+#pragma unroll
+        for (int w = 0; w < 2; ++w) {
+            const uint32_t x = w ? c0.y : c0.x, y = w ? c1.y : c1.x;
+            a[2 * w][0] = gm_mul2(((x << 12) & 0x80008000u) | ((x << 6) & 0x01c001c0u), s0);
+            a[2 * w][1] = gm_mul2(((y << 12) & 0x80008000u) | ((y << 6) & 0x01c001c0u), s1);
+            a[2 * w][2] = gm_mul2(((x << 8) & 0x80008000u) | ((x << 2) & 0x01c001c0u), s0);
+            a[2 * w][3] = gm_mul2(((y << 8) & 0x80008000u) | ((y << 2) & 0x01c001c0u), s1);
+            a[2 * w + 1][0] = gm_mul2(((x << 4) & 0x80008000u) | ((x >> 2) & 0x01c001c0u), s0);
+            a[2 * w + 1][1] = gm_mul2(((y << 4) & 0x80008000u) | ((y >> 2) & 0x01c001c0u), s1);
+            a[2 * w + 1][2] = gm_mul2((x & 0x80008000u) | ((x >> 6) & 0x01c001c0u), s0);
+            a[2 * w + 1][3] = gm_mul2((y & 0x80008000u) | ((y >> 6) & 0x01c001c0u), s1);
+        }
+    } else {
+        const uint4 c0 = lds128(codes + r * 64 + q * 16), c1 = lds128(codes + r * 64 + 512 + q * 16);
+        const uint32_t x[4] = {c0.x, c0.y, c0.z, c0.w}, y[4] = {c1.x, c1.y, c1.z, c1.w};
+        float s0 = 1.0f, s1 = 1.0f;
+        if (F == GM_MX) {
+            const uint32_t sh = (kb & 1) * 16 + (q >> 1) * 8;
+            s0 = e8m0_f((uint8_t)(lds32(scales + r * 4) >> sh));
+            s1 = e8m0_f((uint8_t)(lds32(scales + r * 4 + 32) >> sh));
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const float2 u = e4m3x2_f((uint16_t)x[j]), v = e4m3x2_f((uint16_t)(x[j] >> 16));
+            const float2 m = e4m3x2_f((uint16_t)y[j]), n = e4m3x2_f((uint16_t)(y[j] >> 16));
+            a[j][0] = F == GM_MX ? pack_bf16(u.x * s0, u.y * s0) : pack_bf16(u.x, u.y);
+            a[j][1] = F == GM_MX ? pack_bf16(m.x * s1, m.y * s1) : pack_bf16(m.x, m.y);
+            a[j][2] = F == GM_MX ? pack_bf16(v.x * s0, v.y * s0) : pack_bf16(v.x, v.y);
+            a[j][3] = F == GM_MX ? pack_bf16(n.x * s1, n.y * s1) : pack_bf16(n.x, n.y);
+        }
+    }
+}
+
+/* ---- one tile of one warpgroup -------------------------------------------------------------- */
+
+/* One stage: decode where needed, multiply into d, commit. */
+template <class P, int N>
+__device__ __forceinline__ void gm_step(float *d, uint32_t (&a)[4][4], const gm_pipe &p, uint32_t wgi, uint32_t r,
+                                        uint32_t q, uint32_t kb, bool first, uint32_t n)
+{
+    constexpr uint32_t A0 = N * 128, S0 = A0 + 128 * gm_code_bytes(P::F), STAGE = gm_stage_bytes(P::F, N);
+    const uint32_t st = p.smem + p.stage * STAGE;
+    bar_wait(p.full + 8 * p.stage, p.phase);
+    fence_async();
+    if (P::F != GM_BF16) {
+        gm_decode<P::F>(a, st + A0, st + S0, r, q, kb);
+    }
+    const uint64_t db = wg_desc(st), da = wg_desc(st + A0 + wgi * 8192);
+    wg_fence();
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        if (P::F == GM_BF16) {
+            wg<N>::ss(d, da + 2 * j, db + 2 * j, j > 0 || !first);
+        } else {
+            if constexpr (P::PIECES && N > 64) {
+#pragma unroll
+                for (int i = 0; i < N; i += 64) {
+                    if (i == 0 || n > i) {
+                        wg<64>::rs(d + i / 2, a[j], db + 2 * j + i * 8, j > 0 || !first);
+                    }
+                }
+            } else {
+                wg<N>::rs(d, a[j], db + 2 * j, j > 0 || !first);
+            }
+        }
+    }
+    wg_commit();
+}
+
+template <class P, int N>
+__device__ __forceinline__ void gm_tile(const typename P::args &a, const typename P::tile &tl, gm_pipe &p)
+{
+    const uint32_t w = threadIdx.x / 32 - 4, lane = threadIdx.x & 31;
+    const uint32_t wgi = w / 4, r = w * 16 + (lane >> 2), q = lane & 3;
+    float acc[N / 2];
+    uint32_t fa[2][4][4];
+    uint32_t prev = 0;
+    /* set here so that no register is taken between tiles; the first stage overwrites */
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+        acc[i] = 0.0f;
+    }
+    if constexpr (P::PROMOTE == 0) {
+        uint32_t kb = 0;
+        for (; kb + 1 < tl.kb; kb += 2) {
+            gm_step<P, N>(acc, fa[0], p, wgi, r, q, kb, kb == 0, tl.n);
+            wg_wait<1>();
+            if (kb && lane == 0) {
+                bar_arrive(p.empty + 8 * prev);
+            }
+            prev = p.stage;
+            p.next();
+            gm_step<P, N>(acc, fa[1], p, wgi, r, q, kb + 1, false, tl.n);
+            wg_wait<1>();
+            if (lane == 0) {
+                bar_arrive(p.empty + 8 * prev);
+            }
+            prev = p.stage;
+            p.next();
+        }
+        if (kb < tl.kb) {
+            gm_step<P, N>(acc, fa[0], p, wgi, r, q, kb, kb == 0, tl.n);
+            wg_wait<1>();
+            if (kb && lane == 0) {
+                bar_arrive(p.empty + 8 * prev);
+            }
+            prev = p.stage;
+            p.next();
+        }
+        wg_wait<0>();
+        wg_pin<N / 2>(acc);
+        if (lane == 0) {
+            bar_arrive(p.empty + 8 * prev);
+        }
+    } else {
+        float part[N / 2];
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) {
+            part[i] = 0.0f;
+        }
+        for (uint32_t k0 = 0; k0 < tl.kb; k0 += P::PROMOTE) {
+            float s0 = 1.0f, s1 = 1.0f;
+            if (P::F == GM_BLOCK) {
+                s0 = P::block_scale(a, tl, r, k0 / 2);
+                s1 = P::block_scale(a, tl, r + 8, k0 / 2);
+            }
+#pragma unroll
+            for (int i = 0; i < P::PROMOTE; ++i) {
+                if (i == 0 || k0 + i < tl.kb) {
+                    gm_step<P, N>(part, fa[i & 1], p, wgi, r, q, k0 + i, i == 0, tl.n);
+                    if (i == 0) {
+                        prev = p.stage;
+                        p.next();
+                    }
+                }
+            }
+            wg_wait<0>();
+            wg_pin<N / 2>(part);
+            if (lane == 0) {
+                bar_arrive(p.empty + 8 * prev);
+                if (P::PROMOTE > 1 && k0 + 1 < tl.kb) {
+                    bar_arrive(p.empty + 8 * p.stage);
+                }
+            }
+            if (P::PROMOTE > 1 && k0 + 1 < tl.kb) {
+                p.next();
+            }
+#pragma unroll
+            for (int i = 0; i < N / 2; ++i) {
+                acc[i] = fmaf(i & 2 ? s1 : s0, part[i], acc[i]);
+            }
+        }
+    }
+    P::template epilogue<N>(a, tl, acc, r, q);
+}
+
+/* BLOCKS a multiprocessor; N: width of the tiles. */
+template <class P, int BLOCKS, int N>
+__global__ void __launch_bounds__(384, BLOCKS) gm_kernel(const __grid_constant__ typename P::args a)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ uint8_t gm_sm[];
+    __shared__ uint64_t bars[2 * GM_MAX_STAGES];
+    pdl_next();
+    gm_pipe p;
+    p.full = smem_addr(bars);
+    p.empty = p.full + 8 * GM_MAX_STAGES;
+    p.smem = (smem_addr(gm_sm) + 1023u) & ~1023u;
+    p.n = a.c.n_stages;
+    p.stage = p.phase = 0;
+    if (threadIdx.x == 0) {
+        for (uint32_t i = 0; i < p.n; ++i) {
+            bar_init(p.full + 8 * i, 128);
+            bar_init(p.empty + 8 * i, 8);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    pdl_wait();
+    if (threadIdx.x < 128) {
+        if (BLOCKS == 1) {
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        } else {
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 48;");
+        }
+        gm_produce<P, P::template cols<N>()>(a, p);
+    } else {
+        if (BLOCKS == 1) {
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+        } else {
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 96;");
+        }
+        const uint32_t total = P::n_tiles(a);
+        for (uint32_t at = blockIdx.x; at < total; at += gridDim.x) {
+            const typename P::tile tl = P::get(a, at);
+            P::template run<N>(a, tl, p);
+        }
+    }
+#else
+    (void)a;
+#endif
+}
+
+/* What most policies have in common. SPLIT: rows may come from a second matrix. PIECES: tiles of many
+ * widths, multiplied 64 tokens at a time; else all tiles are multiplied at their full width. */
+struct gm_policy {
+    static constexpr bool SPLIT = false, PIECES = false, GATHER = false;
+    static constexpr int PROMOTE = 0;
+    template <int N> static __host__ __device__ constexpr int cols() { return N; }
+};
+#define GM_RUN(P)                                                                                        \
+    template <int N> static __device__ __forceinline__ void run(const args &a, const tile &tl, gm_pipe &p) \
+    {                                                                                                    \
+        gm_tile<P, N>(a, tl, p);                                                                         \
+    }
+
+/* Launches with as many stages as fit. */
+template <class P, int BLOCKS, int N>
+static int gm_launch(struct qx_queue *q, const char *name, typename P::args a, uint64_t tiles)
+{
+    constexpr uint32_t stage = gm_stage_bytes(P::F, P::template cols<N>()),
+                       have = BLOCKS == 1 ? GM_SMEM : GM_SMEM_HALF;
+    a.c.n_stages = (have - 1024) / stage < GM_MAX_STAGES ? (have - 1024) / stage : GM_MAX_STAGES;
+    const uint64_t most = (uint64_t)q->n_sm * BLOCKS;
+    return launch(q, name, gm_kernel<P, BLOCKS, N>, dim3((unsigned)(tiles < most ? tiles : most)), dim3(384),
+                  a.c.n_stages * stage + 1024, a);
+}
+
+/* The width of tiles whose waves over the multiprocessors waste least. Narrow tiles load more a product. */
+__host__ static inline uint32_t gm_width(const struct qx_queue *q, uint32_t n_rows, uint32_t m_tiles, uint32_t most)
+{
+    static const uint32_t widths[] = {256, 192, 128, 64};
+    uint32_t best = 64;
+    double least = 1e30;
+    for (uint32_t i = 0; i < 4; ++i) {
+        const uint32_t w = widths[i];
+        if (w > most) {
+            continue;
+        }
+        const uint64_t tiles = (uint64_t)m_tiles * ((n_rows + w - 1) / w);
+        const double waves = (double)((tiles + q->n_sm - 1) / q->n_sm), cost = waves * (w + (w < 256 ? 40 : 32));
+        if (cost < least * 0.98) {
+            least = cost;
+            best = w;
+        }
+    }
+    return best;
+}
+
+/* ---- tokens to bf16 ------------------------------------------------------------------------- */
+
+/* Rows of f32 to rows of bf16 in `order`, zero up to a multiple of 64; terms 3: hi, mid and lo parts, each
+ * kpad long, one after another. */
+int qx_gm_convert(struct qx_queue *q, const char *name, const float *x, uint64_t x_stride, uint32_t rows,
+                  uint32_t k, int order, uint32_t terms, void *out);
+
+#endif

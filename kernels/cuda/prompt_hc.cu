@@ -1,0 +1,390 @@
+/* prompt_hc.cu: the hyper-connection for the rows of prompts. One pass over the streams adds the block's
+ * output, normalises, and leaves bf16 rows; a product with down and inject leaves the inner values; a
+ * product with up, whose tiles hold the four streams of the same elements, gates and adds up the streams,
+ * normalised again from f32, in its epilogue. */
+#include "gemm.cuh"
+#include "prompt.h"
+
+#define PHC_STREAMS 4
+
+/* ---- write-back and norms ------------------------------------------------------------------- */
+
+struct phc_norm_args {
+    float *x;
+    const float *y, *inj, *norm;
+    float eps;
+    uint32_t hidden, n_stride, lo_stride, rank; /* strides in elements */
+    uint16_t *n, *lo;
+    float *rs;
+};
+
+/* A row a block. */
+__global__ void __launch_bounds__(256) phc_norm(const __grid_constant__ phc_norm_args a)
+{
+    extern __shared__ float4 phc_sm[];
+    __shared__ float part[8][PHC_STREAMS];
+    pdl_next();
+    pdl_wait();
+    const uint64_t r = blockIdx.x;
+    const uint32_t t = threadIdx.x, h4 = a.hidden / 4;
+    float4 *x = (float4 *)(a.x + r * PHC_STREAMS * a.hidden);
+    float f[PHC_STREAMS], sum[PHC_STREAMS];
+#pragma unroll
+    for (int c = 0; c < PHC_STREAMS; ++c) {
+        f[c] = a.inj ? __ldcg(a.inj + r * PHC_STREAMS + c) : 1.0f;
+        sum[c] = 0.0f;
+    }
+    for (uint32_t i = t; i < h4; i += 256) {
+        float4 v[PHC_STREAMS], y = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+        for (int c = 0; c < PHC_STREAMS; ++c) {
+            v[c] = __ldcg(x + c * h4 + i);
+        }
+        if (a.y) {
+            y = __ldcg((const float4 *)(a.y + r * a.hidden) + i);
+        }
+#pragma unroll
+        for (int c = 0; c < PHC_STREAMS; ++c) {
+            if (a.y) {
+                v[c].x = fmaf(f[c], y.x, v[c].x);
+                v[c].y = fmaf(f[c], y.y, v[c].y);
+                v[c].z = fmaf(f[c], y.z, v[c].z);
+                v[c].w = fmaf(f[c], y.w, v[c].w);
+                x[c * h4 + i] = v[c];
+            }
+            phc_sm[c * h4 + i] = v[c];
+            sum[c] = fmaf(v[c].x, v[c].x, fmaf(v[c].y, v[c].y, fmaf(v[c].z, v[c].z, fmaf(v[c].w, v[c].w, sum[c]))));
+        }
+    }
+#pragma unroll
+    for (int c = 0; c < PHC_STREAMS; ++c) {
+        sum[c] = warp_sum(sum[c]);
+        if ((t & 31) == 0) {
+            part[t / 32][c] = sum[c];
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < PHC_STREAMS; ++c) {
+        float s = 0.0f;
+#pragma unroll
+        for (int w = 0; w < 8; ++w) {
+            s += part[w][c];
+        }
+        f[c] = 1.0f / sqrtf(s / (float)a.hidden + a.eps);
+        if (t == (uint32_t)c) {
+            a.rs[r * PHC_STREAMS + c] = f[c];
+        }
+    }
+    uint2 *n = (uint2 *)(a.n + r * a.n_stride);
+    for (uint32_t i = t; i < h4; i += 256) {
+#pragma unroll
+        for (int c = 0; c < PHC_STREAMS; ++c) {
+            const float4 v = phc_sm[c * h4 + i], w = __ldg((const float4 *)(a.norm + c * a.hidden) + i);
+            n[c * h4 + i] = make_uint2(pack_bf16((v.x * f[c]) * (1.0f + w.x), (v.y * f[c]) * (1.0f + w.y)),
+                                       pack_bf16((v.z * f[c]) * (1.0f + w.z), (v.w * f[c]) * (1.0f + w.w)));
+        }
+    }
+    /* zeros behind the rows */
+    for (uint32_t i = PHC_STREAMS * a.hidden + t; i < a.n_stride; i += 256) {
+        a.n[r * a.n_stride + i] = 0;
+    }
+    for (uint32_t i = a.rank + t; i < a.lo_stride; i += 256) {
+        a.lo[r * a.lo_stride + i] = 0;
+    }
+}
+
+/* ---- down and inject ------------------------------------------------------------------------ */
+
+struct phc_args {
+    gm_common c;
+    const uint8_t *down, *inject, *up;
+    uint32_t n_rows, hidden, rank, n_inject, width, m_tiles, n_tiles, kb;
+    uint32_t lo_stride;
+    uint16_t *lo;
+    float *inj_out, *m;
+    const float *x, *norm, *rs;
+};
+
+struct phc_down : gm_policy {
+    static constexpr int F = GM_BF16;
+    static constexpr bool SPLIT = true;
+    using args = phc_args;
+    struct tile {
+        uint32_t n, kb, akb, row0, col0;
+    };
+    GM_RUN(phc_down)
+    static __device__ __forceinline__ uint32_t n_tiles(const args &a)
+    {
+        return a.m_tiles * a.n_tiles;
+    }
+    static __device__ __forceinline__ tile get(const args &a, uint32_t t)
+    {
+        tile r;
+        const uint32_t n = t / a.m_tiles;
+        r.row0 = (t - n * a.m_tiles) * 128;
+        r.col0 = n * a.width;
+        r.n = a.n_rows - r.col0 < a.width ? a.n_rows - r.col0 : a.width;
+        r.kb = r.akb = a.kb;
+        return r;
+    }
+    static __device__ __forceinline__ uint32_t place(uint32_t r)
+    {
+        return (r & ~15u) + 2 * (r & 7) + ((r >> 3) & 1);
+    }
+    static __device__ __forceinline__ gm_src a_src(const args &a, const tile &t, uint32_t r)
+    {
+        gm_src s = {};
+        s.base = a.down;
+        s.base2 = a.inject;
+        s.row_bytes = PHC_STREAMS * a.hidden * 2;
+        s.pos = t.row0 + place(r);
+        s.off = (uint64_t)s.pos * s.row_bytes;
+        s.s1 = 16 * s.row_bytes;
+        s.s2 = 64 * s.row_bytes;
+        s.d1 = 16;
+        s.d2 = 64;
+        s.split = a.rank;
+        s.lim = a.rank + a.n_inject;
+        return s;
+    }
+    static __device__ __forceinline__ const uint8_t *scale_row(const args &, const tile &, uint32_t)
+    {
+        return nullptr;
+    }
+    static __device__ __forceinline__ uint32_t b_row(const args &, const tile &t, uint32_t col)
+    {
+        return t.col0 + col;
+    }
+    template <int N>
+    static __device__ __forceinline__ void epilogue(const args &a, const tile &t, const float *acc, uint32_t r, uint32_t q)
+    {
+        const uint32_t m = t.row0 + place(r); /* even, as the rank is */
+        const float inv = 1.0f / PHC_STREAMS;
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const uint32_t col = 8 * j + 2 * q + e;
+                if (col < t.n && m < a.rank + a.n_inject) {
+                    const uint64_t row = t.col0 + col;
+                    const float v0 = acc[4 * j + e] * inv, v1 = acc[4 * j + 2 + e] * inv;
+                    if (m < a.rank) {
+                        *(uint32_t *)(a.lo + row * a.lo_stride + m) = pack_bf16(silu_f(v0), silu_f(v1));
+                    } else {
+                        float *o = a.inj_out + row * PHC_STREAMS + (m - a.rank);
+                        o[0] = 2.0f * sigmoid_f(v0);
+                        o[1] = 2.0f * sigmoid_f(v1);
+                    }
+                }
+            }
+        }
+    }
+};
+
+/* ---- up and mix ----------------------------------------------------------------------------- */
+
+/* A tile: four streams of 32 elements, N tokens a warpgroup. Local row r + 64 h: stream 2 h + (r >> 3 & 1), so
+ * that a lane holds the four streams of one element. */
+struct phc_up : gm_policy {
+    static constexpr int F = GM_BF16;
+    using args = phc_args;
+    struct tile {
+        uint32_t n, kb, akb, d0, col0;
+    };
+    template <int N> static __host__ __device__ constexpr int cols() { return 2 * N; }
+    static __device__ __forceinline__ uint32_t n_tiles(const args &a)
+    {
+        return a.m_tiles * a.n_tiles;
+    }
+    static __device__ __forceinline__ tile get(const args &a, uint32_t t)
+    {
+        tile r;
+        const uint32_t n = t / a.m_tiles;
+        r.d0 = (t - n * a.m_tiles) * 32;
+        r.col0 = n * a.width;
+        r.n = a.n_rows - r.col0 < a.width ? a.n_rows - r.col0 : a.width;
+        r.kb = r.akb = a.kb;
+        return r;
+    }
+    static __device__ __forceinline__ gm_src a_src(const args &a, const tile &t, uint32_t r)
+    {
+        gm_src s = {};
+        s.base = a.up;
+        s.row_bytes = a.rank * 2;
+        s.pos = t.d0 + (r >> 4) * 8 + (r & 7);
+        s.off = ((uint64_t)((r >> 3) & 1) * a.hidden + s.pos) * s.row_bytes;
+        s.s1 = 8 * s.row_bytes;
+        s.s2 = 2 * a.hidden * s.row_bytes;
+        s.d1 = 8;
+        s.lim = a.hidden;
+        return s;
+    }
+    static __device__ __forceinline__ const uint8_t *scale_row(const args &, const tile &, uint32_t)
+    {
+        return nullptr;
+    }
+    static __device__ __forceinline__ uint32_t b_row(const args &, const tile &t, uint32_t col)
+    {
+        return t.col0 + col;
+    }
+    template <int N> static __device__ __forceinline__ void run(const args &a, const tile &t, gm_pipe &p)
+    {
+        constexpr uint32_t A0 = 2 * N * 128, STAGE = gm_stage_bytes(F, 2 * N);
+        const uint32_t w = threadIdx.x / 32 - 4, lane = threadIdx.x & 31, wgi = w / 4, g = lane >> 2, q = lane & 3;
+        float acc[2][N / 2];
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) {
+            acc[0][i] = acc[1][i] = 0.0f;
+        }
+        uint32_t prev = 0;
+        for (uint32_t kb = 0; kb < t.kb; ++kb) {
+            const uint32_t st = p.smem + p.stage * STAGE;
+            bar_wait(p.full + 8 * p.stage, p.phase);
+            fence_async();
+            const uint64_t db = wg_desc(st + wgi * N * 128), da = wg_desc(st + A0);
+            wg_fence();
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                wg<N>::ss(acc[0], da + 2 * j, db + 2 * j, kb > 0 || j > 0);
+                wg<N>::ss(acc[1], da + 512 + 2 * j, db + 2 * j, kb > 0 || j > 0);
+            }
+            wg_commit();
+            wg_wait<1>();
+            if (kb && lane == 0) {
+                bar_arrive(p.empty + 8 * prev);
+            }
+            prev = p.stage;
+            p.next();
+        }
+        wg_wait<0>();
+        wg_pin<N / 2>(acc[0]);
+        wg_pin<N / 2>(acc[1]);
+        if (lane == 0) {
+            bar_arrive(p.empty + 8 * prev);
+        }
+        const uint32_t d = t.d0 + (w & 3) * 8 + g;
+        if (d >= a.hidden) {
+            return;
+        }
+        float wn[PHC_STREAMS];
+#pragma unroll
+        for (int c = 0; c < PHC_STREAMS; ++c) {
+            wn[c] = 1.0f + __ldg(a.norm + c * a.hidden + d);
+        }
+        const uint32_t c0 = wgi * N + 2 * q;
+        const float *x = a.x + (uint64_t)(t.col0 + c0) * PHC_STREAMS * a.hidden + d;
+        const float4 *rs = (const float4 *)a.rs + t.col0 + c0;
+        float *m = a.m + (uint64_t)(t.col0 + c0) * a.hidden + d;
+        constexpr int U = 4; /* columns of eight whose loads are in flight together */
+#pragma unroll
+        for (int j0 = 0; j0 < N / 8; j0 += U) {
+            float v[U][2][PHC_STREAMS];
+            float4 r[U][2];
+#pragma unroll
+            for (int u = 0; u < U; ++u) {
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const uint32_t col = (j0 + u) * 8 + e;
+                    const bool in = c0 + col < t.n;
+                    r[u][e] = in ? __ldcg(rs + col) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+                    for (int c = 0; c < PHC_STREAMS; ++c) {
+                        v[u][e][c] = in ? __ldcg(x + (uint64_t)(col * PHC_STREAMS + c) * a.hidden) : 0.0f;
+                    }
+                }
+            }
+#pragma unroll
+            for (int u = 0; u < U; ++u) {
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const uint32_t col = (j0 + u) * 8 + e;
+                    const float rr[PHC_STREAMS] = {r[u][e].x, r[u][e].y, r[u][e].z, r[u][e].w};
+                    float s = 0.0f;
+#pragma unroll
+                    for (int c = 0; c < PHC_STREAMS; ++c) {
+                        s = fmaf(sigmoid_f(acc[c >> 1][4 * (j0 + u) + (c & 1) * 2 + e]), (v[u][e][c] * rr[c]) * wn[c], s);
+                    }
+                    if (c0 + col < t.n) {
+                        m[(uint64_t)col * a.hidden] = s / PHC_STREAMS;
+                    }
+                }
+            }
+        }
+    }
+};
+
+/* ---- the op --------------------------------------------------------------------------------- */
+
+int qx_prompt_hc(struct qx_queue *q, const struct qx_op_hc *o)
+{
+    const bool inject = o->inject.fmt != QX_W_NONE && o->inj_out;
+    const uint32_t wide = PHC_STREAMS * o->hidden;
+    if (!o->prompt || !o->act_bf16 || !o->m || o->n_rows <= QX_PROMPT_MIN_ROWS || !qx_prompt_can(q) ||
+        o->n_streams != PHC_STREAMS || o->hidden % 8 || o->rank % 8 || gm_format(o->down) != GM_BF16 ||
+        gm_format(o->up) != GM_BF16 || (inject && gm_format(o->inject) != GM_BF16) ||
+        wide * 4 > (uint32_t)q->smem_max / 2 || ((uintptr_t)o->scratch & 15)) {
+        return 1;
+    }
+    const uint32_t n_stride = (wide + 63) / 64 * 64, lo_stride = (o->rank + 63) / 64 * 64;
+    const uint64_t rows = o->n_rows, need = rows * (n_stride * 2ull + lo_stride * 2ull + PHC_STREAMS * 4ull);
+    if (need > rows * (wide + o->rank) * 4ull) {
+        return 1;
+    }
+    phc_norm_args a = {};
+    a.x = o->x;
+    a.y = o->y;
+    a.inj = o->inj_in;
+    a.norm = o->norm;
+    a.eps = o->eps;
+    a.hidden = o->hidden;
+    a.n_stride = n_stride;
+    a.lo_stride = lo_stride;
+    a.rank = o->rank;
+    a.n = (uint16_t *)o->scratch;
+    a.lo = a.n + rows * n_stride;
+    a.rs = (float *)(a.lo + rows * lo_stride);
+    int r = launch(q, "hc", phc_norm, dim3(o->n_rows), dim3(256), wide * 4, a);
+    if (r) {
+        return r;
+    }
+    phc_args p = {};
+    p.c.b = (const uint8_t *)a.n;
+    p.c.b_stride = n_stride * 2ull;
+    p.down = (const uint8_t *)o->down.codes;
+    p.inject = (const uint8_t *)o->inject.codes;
+    p.up = (const uint8_t *)o->up.codes;
+    p.n_rows = o->n_rows;
+    p.hidden = o->hidden;
+    p.rank = o->rank;
+    p.n_inject = inject ? PHC_STREAMS : 0;
+    p.kb = n_stride / 64;
+    p.m_tiles = (o->rank + p.n_inject + 127) / 128;
+    p.width = gm_width(q, o->n_rows, p.m_tiles, 256);
+    p.n_tiles = (o->n_rows + p.width - 1) / p.width;
+    p.lo_stride = lo_stride;
+    p.lo = a.lo;
+    p.inj_out = o->inj_out;
+    p.m = o->m;
+    p.x = o->x;
+    p.norm = o->norm;
+    p.rs = a.rs;
+    const uint64_t tiles = (uint64_t)p.m_tiles * p.n_tiles;
+    switch (p.width) {
+    case 64: r = gm_launch<phc_down, 1, 64>(q, "hc", p, tiles); break;
+    case 128: r = gm_launch<phc_down, 1, 128>(q, "hc", p, tiles); break;
+    case 192: r = gm_launch<phc_down, 1, 192>(q, "hc", p, tiles); break;
+    default: r = gm_launch<phc_down, 1, 256>(q, "hc", p, tiles); break;
+    }
+    if (r) {
+        return r;
+    }
+    p.c.b = (const uint8_t *)a.lo;
+    p.c.b_stride = lo_stride * 2ull;
+    p.kb = lo_stride / 64;
+    p.m_tiles = (o->hidden + 31) / 32;
+    p.width = o->n_rows <= 1024 ? 128 : 256;
+    p.n_tiles = (o->n_rows + p.width - 1) / p.width;
+    return p.width == 128 ? gm_launch<phc_up, 1, 64>(q, "hc", p, (uint64_t)p.m_tiles * p.n_tiles)
+                          : gm_launch<phc_up, 1, 128>(q, "hc", p, (uint64_t)p.m_tiles * p.n_tiles);
+}

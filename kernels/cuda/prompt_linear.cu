@@ -1,0 +1,373 @@
+/* prompt_linear.cu: y = W x for the rows of prompts, and the conversion of rows to bf16 that every product
+ * of a prompt starts from. Matrices of one format are one launch; formats without a tiled kernel go to the
+ * kernels for few rows. */
+#include "gemm.cuh"
+#include "prompt.h"
+
+/* ---- rows to bf16 --------------------------------------------------------------------------- */
+
+/* Sixteen elements a thread, four neighbouring lanes a block of 64. */
+template <int ORD, int TERMS>
+__global__ void __launch_bounds__(256) gm_convert(const float *x, uint64_t x_stride, uint32_t rows, uint32_t k,
+                                                  uint32_t units, uint8_t *out, bool vec)
+{
+    pdl_next();
+    pdl_wait();
+    const uint64_t n = (uint64_t)rows * units, stride = (uint64_t)units * 32 * TERMS;
+    for (uint64_t i = (uint64_t)blockIdx.x * 256 + threadIdx.x; i < n; i += (uint64_t)gridDim.x * 256) {
+        const uint64_t row = i / units;
+        const uint32_t u = (uint32_t)(i - row * units), k0 = u * 16, q = u & 3;
+        const float *p = x + row * x_stride + k0;
+        float v[16];
+        if (vec && k0 + 16 <= k) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const float4 f = __ldcg((const float4 *)p + j);
+                v[4 * j] = f.x, v[4 * j + 1] = f.y, v[4 * j + 2] = f.z, v[4 * j + 3] = f.w;
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < 16; ++j) {
+                v[j] = k0 + j < k ? __ldcg(p + j) : 0.0f;
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < TERMS; ++t) {
+            uint32_t w[8];
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                const int lo = ORD == GM_ORD_NV ? j / 4 * 8 + j % 4 : 2 * j, hi = ORD == GM_ORD_NV ? lo + 4 : lo + 1;
+                w[j] = pack_bf16(v[lo], v[hi]);
+                if (TERMS > 1) {
+                    const float a = bf16_lo(w[j]), b = bf16_hi(w[j]);
+                    /* an infinity has no remainder */
+                    v[lo] = fabsf(a) == __uint_as_float(0x7f800000u) ? 0.0f : v[lo] - a;
+                    v[hi] = fabsf(b) == __uint_as_float(0x7f800000u) ? 0.0f : v[hi] - b;
+                }
+            }
+            uint8_t *d = out + row * stride + (uint64_t)t * units * 32;
+            if (ORD == GM_ORD_BF16) {
+                uint4 *o = (uint4 *)(d + (uint64_t)u * 32);
+                o[0] = make_uint4(w[0], w[1], w[2], w[3]);
+                o[1] = make_uint4(w[4], w[5], w[6], w[7]);
+            } else {
+                /* pair j of the four lanes is one 16-byte unit: lane q gathers units q and q + 4 */
+                const uint32_t mask = __activemask();
+                uint32_t o[2][4];
+#pragma unroll
+                for (int s = 0; s < 4; ++s) {
+#pragma unroll
+                    for (int h = 0; h < 2; ++h) {
+                        const uint32_t at = q ^ s;
+                        const uint32_t v01 = at & 1 ? w[4 * h + 1] : w[4 * h], v23 = at & 1 ? w[4 * h + 3] : w[4 * h + 2];
+                        const uint32_t got = __shfl_xor_sync(mask, at & 2 ? v23 : v01, s);
+                        /* from lane q ^ s */
+#pragma unroll
+                        for (int c = 0; c < 4; ++c) {
+                            if ((q ^ s) == c) {
+                                o[h][c] = got;
+                            }
+                        }
+                    }
+                }
+                uint4 *b = (uint4 *)(d + (uint64_t)(u / 4) * 128);
+                b[q] = make_uint4(o[0][0], o[0][1], o[0][2], o[0][3]);
+                b[q + 4] = make_uint4(o[1][0], o[1][1], o[1][2], o[1][3]);
+            }
+        }
+    }
+}
+
+int qx_gm_convert(struct qx_queue *q, const char *name, const float *x, uint64_t x_stride, uint32_t rows, uint32_t k,
+                  int order, uint32_t terms, void *out)
+{
+    const uint32_t units = (k + 63) / 64 * 4;
+    const uint64_t blocks = ((uint64_t)rows * units + 255) / 256;
+    const dim3 grid((unsigned)(blocks < 8192 ? blocks : 8192)), block(256);
+    const bool vec = ((uintptr_t)x & 15) == 0 && x_stride % 4 == 0;
+    uint8_t *o = (uint8_t *)out;
+    if (terms == 3) {
+        return launch(q, name, gm_convert<GM_ORD_BF16, 3>, grid, block, 0, x, x_stride, rows, k, units, o, vec);
+    }
+    switch (order) {
+    case GM_ORD_FP8: return launch(q, name, gm_convert<GM_ORD_FP8, 1>, grid, block, 0, x, x_stride, rows, k, units, o, vec);
+    case GM_ORD_NV: return launch(q, name, gm_convert<GM_ORD_NV, 1>, grid, block, 0, x, x_stride, rows, k, units, o, vec);
+    default: return launch(q, name, gm_convert<GM_ORD_BF16, 1>, grid, block, 0, x, x_stride, rows, k, units, o, vec);
+    }
+}
+
+/* ---- the product ---------------------------------------------------------------------------- */
+
+struct plin_mat {
+    const uint8_t *codes, *scale;
+    uint32_t rows, cols, row_bytes, row0;
+    uint32_t scale_bf16;
+    float factor;
+    uint64_t off;       /* column of y */
+    uint32_t m0;        /* first tile of rows */
+};
+struct plin_args {
+    gm_common c;
+    float *y;
+    uint64_t y_stride;
+    uint32_t n_rows, n_mats, m_tiles, n_tiles, width, kb, akb, group;
+    bool acc, pairs;    /* pairs: two neighbouring elements of y may be written at once */
+    plin_mat w[QX_LINEAR_MAX];
+};
+
+template <int F_, int PROMOTE_> struct plin : gm_policy {
+    static constexpr int F = F_, PROMOTE = PROMOTE_;
+    static constexpr bool GATHER = false;
+    using args = plin_args;
+    struct tile {
+        uint32_t n, kb, akb, col0, row0, j;
+    };
+    GM_RUN(plin)
+    static __device__ __forceinline__ uint32_t n_tiles(const args &a)
+    {
+        return a.m_tiles * a.n_tiles;
+    }
+    /* Tiles of `group` columns run along all rows before the next columns: those running at one time share
+     * weights and tokens in L2. */
+    static __device__ __forceinline__ tile get(const args &a, uint32_t t)
+    {
+        tile r;
+        const uint32_t full = a.group * a.m_tiles, grp = t / full, rem = t - grp * full;
+        const uint32_t left = a.n_tiles - grp * a.group, size = left < a.group ? left : a.group;
+        const uint32_t m = rem / size, n = grp * a.group + (rem - m * size);
+        r.j = 0;
+        while (r.j + 1 < a.n_mats && m >= a.w[r.j + 1].m0) {
+            ++r.j;
+        }
+        r.row0 = (m - a.w[r.j].m0) * 128;
+        r.col0 = n * a.width;
+        r.n = a.n_rows - r.col0 < a.width ? a.n_rows - r.col0 : a.width;
+        r.kb = a.kb;
+        r.akb = a.akb;
+        return r;
+    }
+    /* Local rows r and r + 8 of 16 are neighbours in the matrix, so that a lane has two to write. */
+    static __device__ __forceinline__ uint32_t place(uint32_t r)
+    {
+        return (r & ~15u) + 2 * (r & 7) + ((r >> 3) & 1);
+    }
+    static __device__ __forceinline__ gm_src a_src(const args &a, const tile &t, uint32_t r)
+    {
+        const plin_mat &w = a.w[t.j];
+        gm_src s = {};
+        s.base = w.codes;
+        s.row_bytes = w.row_bytes;
+        s.pos = t.row0 + place(r);
+        s.off = (uint64_t)s.pos * w.row_bytes;
+        s.s1 = 16 * w.row_bytes;
+        s.s2 = 64 * w.row_bytes;
+        s.d1 = 16;
+        s.d2 = 64;
+        s.lim = w.rows;
+        return s;
+    }
+    static __device__ __forceinline__ const uint8_t *scale_row(const args &a, const tile &t, uint32_t r)
+    {
+        const plin_mat &w = a.w[t.j];
+        const uint32_t m = t.row0 + place(r);
+        return m < w.rows ? w.scale + (uint64_t)m * (w.cols / (F == GM_NV ? 16 : 32)) : nullptr;
+    }
+    static __device__ __forceinline__ float block_scale(const args &a, const tile &t, uint32_t r, uint32_t k128)
+    {
+        const plin_mat &w = a.w[t.j];
+        const uint32_t m = t.row0 + place(r), row = m < w.rows ? m : w.rows - 1;
+        const uint64_t at = (uint64_t)((w.row0 + row) / 128) * ((w.cols + 127) / 128) + k128;
+        return w.scale_bf16 ? bf16_f(__ldg((const uint16_t *)w.scale + at)) : __ldg((const float *)w.scale + at);
+    }
+    static __device__ __forceinline__ uint32_t b_row(const args &, const tile &t, uint32_t col)
+    {
+        return t.col0 + col;
+    }
+    template <int N>
+    static __device__ __forceinline__ void epilogue(const args &a, const tile &t, const float *acc, uint32_t r,
+                                                    uint32_t q)
+    {
+        const plin_mat &w = a.w[t.j];
+        const uint32_t m = t.row0 + place(r);
+        float *y = a.y + (uint64_t)(t.col0 + 2 * q) * a.y_stride + w.off + m;
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                if (8 * j + 2 * q + e < t.n) {
+                    float *p = y + (uint64_t)(8 * j + e) * a.y_stride;
+                    float v0 = acc[4 * j + e] * w.factor, v1 = acc[4 * j + 2 + e] * w.factor;
+                    if (a.acc) {
+                        v0 += m < w.rows ? __ldcg(p) : 0.0f;
+                        v1 += m + 1 < w.rows ? __ldcg(p + 1) : 0.0f;
+                    }
+                    if (a.pairs && m + 1 < w.rows) {
+                        *(float2 *)p = make_float2(v0, v1);
+                    } else {
+                        if (m < w.rows) {
+                            p[0] = v0;
+                        }
+                        if (m + 1 < w.rows) {
+                            p[1] = v1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+};
+
+template <int F> static int plin_widths(struct qx_queue *q, const char *name, const plin_args &a, uint64_t tiles)
+{
+    switch (a.width) {
+    case 64: return gm_launch<plin<F, 0>, 1, 64>(q, name, a, tiles);
+    case 128: return gm_launch<plin<F, 0>, 1, 128>(q, name, a, tiles);
+    case 192: return gm_launch<plin<F, 0>, 1, 192>(q, name, a, tiles);
+    default: return gm_launch<plin<F, 0>, 1, 256>(q, name, a, tiles);
+    }
+}
+
+static int plin_launch(struct qx_queue *q, const char *name, int f, bool promote, plin_args a)
+{
+    a.width = gm_width(q, a.n_rows, a.m_tiles, f == GM_BLOCK || promote ? 128 : 256);
+    a.n_tiles = (a.n_rows + a.width - 1) / a.width;
+    a.group = a.n_tiles < 16 ? a.n_tiles : 16;
+    const uint64_t tiles = (uint64_t)a.m_tiles * a.n_tiles;
+    if (promote) {
+        return a.width == 64 ? gm_launch<plin<GM_BF16, 1>, 1, 64>(q, name, a, tiles)
+                             : gm_launch<plin<GM_BF16, 1>, 1, 128>(q, name, a, tiles);
+    }
+    switch (f) {
+    case GM_BF16: return plin_widths<GM_BF16>(q, name, a, tiles);
+    case GM_FP8: return plin_widths<GM_FP8>(q, name, a, tiles);
+    case GM_MX: return plin_widths<GM_MX>(q, name, a, tiles);
+    case GM_NV: return plin_widths<GM_NV>(q, name, a, tiles);
+    default:
+        return a.width == 64 ? gm_launch<plin<GM_BLOCK, 2>, 1, 64>(q, name, a, tiles)
+                             : gm_launch<plin<GM_BLOCK, 2>, 1, 128>(q, name, a, tiles);
+    }
+}
+
+static void plin_add(plin_args &a, const struct qx_weight &w, int f, uint64_t off)
+{
+    plin_mat &m = a.w[a.n_mats++];
+    m.codes = (const uint8_t *)w.codes;
+    m.scale = (const uint8_t *)w.scale;
+    m.rows = w.rows;
+    m.cols = w.cols;
+    m.row_bytes = (uint32_t)((uint64_t)w.cols * gm_code_bytes(f) / 64);
+    m.row0 = w.row0;
+    m.scale_bf16 = w.scale_bf16;
+    m.factor = gm_factor(f, w.global);
+    m.off = off;
+    m.m0 = a.m_tiles;
+    a.m_tiles += (w.rows + 127) / 128;
+}
+
+int qx_prompt_linear(struct qx_queue *q, const struct qx_op_linear *o)
+{
+    if (!o->prompt || !o->act_bf16 || o->n_rows <= QX_PROMPT_MIN_ROWS || !qx_prompt_can(q)) {
+        return 1;
+    }
+    const uint32_t k = o->w[0].cols;
+    const uint64_t stride = (uint64_t)((k + 63) / 64) * 128;
+    const uint64_t fit = QX_WS_BYTES / stride / 256 * 256;
+    int f[QX_LINEAR_MAX];
+    uint32_t n_fast = 0;
+    for (uint32_t j = 0; j < o->n_weights; ++j) {
+        f[j] = o->w[j].cols == k ? gm_format(o->w[j]) : GM_NONE;
+        n_fast += f[j] != GM_NONE;
+    }
+    if (n_fast == 0 || fit == 0) {
+        return 1;
+    }
+    uint64_t off = 0;
+    for (uint32_t j = 0; j < o->n_weights; ++j) {
+        if (f[j] == GM_NONE) {
+            struct qx_op_linear one = *o;
+            one.n_weights = 1;
+            one.w[0] = o->w[j];
+            one.y = o->y + off;
+            const int r = qx_linear_few(q, &one);
+            if (r) {
+                return r;
+            }
+        }
+        off += o->w[j].rows;
+    }
+    const bool pairs = ((uintptr_t)o->y & 7) == 0 && o->y_stride % 2 == 0;
+    for (uint64_t r0 = 0; r0 < o->n_rows; r0 += fit) {
+        const uint32_t rows = (uint32_t)(o->n_rows - r0 < fit ? o->n_rows - r0 : fit);
+        int have = -1; /* the order the workspace is in */
+        for (int g = 0; g < GM_NONE; ++g) {
+            plin_args a = {};
+            bool even = true;
+            off = 0;
+            for (uint32_t j = 0; j < o->n_weights; ++j) {
+                if (f[j] == g) {
+                    plin_add(a, o->w[j], g, off);
+                    even = even && off % 2 == 0;
+                }
+                off += o->w[j].rows;
+            }
+            if (a.n_mats == 0) {
+                continue;
+            }
+            if (have != gm_order_of(g)) {
+                have = gm_order_of(g);
+                const int r = qx_gm_convert(q, "linear", o->x + r0 * o->x_stride, o->x_stride, rows, k, have, 1, q->ws);
+                if (r) {
+                    return r;
+                }
+            }
+            a.c.b = q->ws;
+            a.c.b_stride = stride;
+            a.y = o->y + r0 * o->y_stride;
+            a.y_stride = o->y_stride;
+            a.n_rows = rows;
+            a.kb = a.akb = (k + 63) / 64;
+            a.acc = o->acc;
+            a.pairs = pairs && even;
+            const int r = plin_launch(q, "linear", g, false, a);
+            if (r) {
+                return r;
+            }
+        }
+    }
+    return 0;
+}
+
+/* ---- router --------------------------------------------------------------------------------- */
+
+/* Logits in f32 precision: the rows as three bf16 terms, one after another along K, and sums that leave the
+ * matrix unit after every 64 products. */
+int qx_prompt_logits(struct qx_queue *q, const struct qx_op_moe_route *o)
+{
+    const uint64_t stride = (uint64_t)((o->hidden + 63) / 64) * 128 * 3;
+    const uint64_t fit = QX_WS_BYTES / stride / 256 * 256;
+    if (gm_format(o->gate) != GM_BF16 || o->gate.cols != o->hidden || fit == 0) {
+        return 1;
+    }
+    for (uint64_t r0 = 0; r0 < o->n_rows; r0 += fit) {
+        const uint32_t rows = (uint32_t)(o->n_rows - r0 < fit ? o->n_rows - r0 : fit);
+        int r = qx_gm_convert(q, "moe_route", o->m + r0 * o->hidden, o->hidden, rows, o->hidden, GM_ORD_BF16, 3, q->ws);
+        if (r) {
+            return r;
+        }
+        plin_args a = {};
+        plin_add(a, o->gate, GM_BF16, 0);
+        a.c.b = q->ws;
+        a.c.b_stride = stride;
+        a.y = o->logits + r0 * o->n_experts;
+        a.y_stride = o->n_experts;
+        a.n_rows = rows;
+        a.akb = (o->hidden + 63) / 64;
+        a.kb = 3 * a.akb;
+        a.pairs = ((uintptr_t)a.y & 7) == 0 && o->n_experts % 2 == 0;
+        r = plin_launch(q, "moe_route", GM_BF16, true, a);
+        if (r) {
+            return r;
+        }
+    }
+    return 0;
+}
