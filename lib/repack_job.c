@@ -5,20 +5,19 @@
 
 #include "codes.h"
 #include "decode.h"
+#include "file_map.h"
 #include "file_out.h"
 #include "fp8.h"
 #include "nvfp4.h"
 #include "out_dir.h"
 #include "pool.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <unistd.h>
 
 void *rp_scratch_get(struct rp_scratch *s, unsigned i, size_t n)
 {
@@ -48,20 +47,7 @@ static int differs(const struct qx_repack *r, uint32_t file, uint64_t off, struc
 static int read_back(const struct qx_repack *r, const struct rp_sink *k, uint32_t file,
                      uint64_t off, void *dst, size_t n, struct qx_error *err)
 {
-    uint8_t *p = dst;
-    while (n > 0) {
-        ssize_t got = pread(k->fd[file], p, n, (off_t)off);
-        if (got < 0 && errno == EINTR) {
-            continue;
-        }
-        if (got <= 0) {
-            return differs(r, file, off, err);
-        }
-        p += got;
-        off += (uint64_t)got;
-        n -= (size_t)got;
-    }
-    return 0;
+    return qx_file_read(k->fd[file], dst, n, off, NULL) == 0 ? 0 : differs(r, file, off, err);
 }
 
 static int emit(const struct qx_repack *r, const struct rp_sink *k, uint32_t file, uint64_t off,
@@ -107,18 +93,11 @@ static int copy(struct qx_repack *r, const struct rp_job *j, const struct rp_sin
     uint8_t *buf = rp_scratch_get(s, 0, 1u << 20);
     int rc = buf == NULL ? qx_fail_nomem(err) : 0;
     for (uint64_t i = 0; rc == 0 && i < j->n; i += 1u << 20) {
-        size_t n = j->n - i < 1u << 20 ? (size_t)(j->n - i) : 1u << 20, got = 0;
-        while (got < n) {
-            ssize_t m = pread(fd, buf + got, n - got, (off_t)(j->from_off + i + got));
-            if (m < 0 && errno == EINTR) {
-                continue;
-            }
-            if (m <= 0) {
-                rc = qx_fail_errno(err, QX_E_IO, m < 0 ? errno : EIO, "read", "cannot read");
-                qx_error_at(err, src, NULL, j->from_off + i);
-                return rc;
-            }
-            got += (size_t)m;
+        size_t n = j->n - i < 1u << 20 ? (size_t)(j->n - i) : 1u << 20;
+        rc = qx_file_read(fd, buf, n, j->from_off + i, err);
+        if (rc != 0) {
+            qx_error_at(err, src, NULL, j->from_off + i);
+            return rc;
         }
         rc = emit(r, k, j->file, j->off + i, buf, n, err);
     }

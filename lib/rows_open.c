@@ -6,14 +6,13 @@
 #include "alloc.h"
 #include "ckpt.h"
 #include "codes.h"
+#include "file_map.h"
 #include "fp8.h"
 #include "nvfp4.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 /* ---- small reads -------------------------------------------------------------------------- */
 
@@ -22,7 +21,7 @@ int qx_rows_read_at(const struct qx_ckpt *ck, const struct qx_tensor *t, uint64_
 {
     const struct qx_file *f = qx_ckpt_file(ck, t->file);
     int fd = qx_ckpt_fd(ck, t->file);
-    uint64_t end, done = 0;
+    uint64_t end;
     if (fd < 0) {
         int rc = qx_fail(err, f->state == QX_FILE_MISSING ? QX_E_MISSING : QX_E_FORMAT,
                          f->state == QX_FILE_MISSING ? "shard-missing" : "unreadable-file",
@@ -39,23 +38,19 @@ int qx_rows_read_at(const struct qx_ckpt *ck, const struct qx_tensor *t, uint64_
         qx_error_at(err, f->name, t->name, t->off);
         return rc;
     }
-    while (done < n) {
-        ssize_t k = pread(fd, (char *)dst + done, n - done, (off_t)(t->off + off + done));
-        if (k < 0 && errno == EINTR) {
-            continue;
-        }
-        if (k <= 0) {
-            int rc = k < 0 ? qx_fail_errno(err, QX_E_IO, errno, "read", "cannot read")
-                           : qx_fail(err, QX_E_FORMAT, "truncated",
-                                     "the file ends at byte %" PRIu64 ", %" PRIu64
-                                     " bytes were expected from byte %" PRIu64,
-                                     f->size_bytes, n, t->off + off);
-            qx_error_at(err, f->name, t->name, t->off + off + done);
-            return rc;
-        }
-        done += (uint64_t)k;
+    if (f->state == QX_FILE_SHORT && t->off + end > f->size_bytes) {
+        int rc = qx_fail(err, QX_E_FORMAT, "truncated",
+                         "the file ends at byte %" PRIu64 ", %" PRIu64
+                         " bytes were expected from byte %" PRIu64,
+                         f->size_bytes, n, t->off + off);
+        qx_error_at(err, f->name, t->name, t->off + off);
+        return rc;
     }
-    return 0;
+    int rc = qx_file_read(fd, dst, n, t->off + off, err);
+    if (rc != 0) {
+        qx_error_at(err, f->name, t->name, t->off + off);
+    }
+    return rc;
 }
 
 static float widen(enum qx_dtype t, const uint8_t *p)

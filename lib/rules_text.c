@@ -17,6 +17,11 @@
 
 #define MAX_OTHER_BYTES (64u << 20)
 
+static int add(struct qx_findings *fs, struct qx_report r, struct qx_error *err)
+{
+    return qx_findings_add(fs, &r) ? 0 : qx_fail_nomem(err);
+}
+
 /* An error of a loader as a finding. Errors that are not the checkpoint's are returned. */
 static int refuse(struct qx_findings *fs, const char *name, struct qx_error *e, struct qx_error *err)
 {
@@ -33,7 +38,7 @@ static int refuse(struct qx_findings *fs, const char *name, struct qx_error *e, 
     } else if (strcmp(e->kind, "not-a-file") == 0) {
         r.kind = "unreadable-file";
     }
-    return qx_findings_add(fs, &r) ? 0 : qx_fail_nomem(err);
+    return add(fs, r, err);
 }
 
 /* A text of the directory. Not read when it is absent, or when its absence of content is said. */
@@ -52,11 +57,10 @@ static int open_text(struct text *t, const struct qx_ckpt *ck, struct qx_finding
     }
     if (t->present && qx_lfs_pointer(t->p, t->n, oid, &size)) {
         snprintf(found, sizeof found, "%" PRIu64 " bytes with sha256 %.16s...", size, oid);
-        qx_findings_add(fs, &QX_REPORT("lfs-pointer", QX_ERROR, .file = name, .expected = "the file",
-                                       .found = found, .text = "a Git LFS pointer instead of the file (run "
-                                                               "git lfs pull)"));
         qx_free(t->p);
         *t = (struct text){0};
+        return add(fs, QX_REPORT("lfs-pointer", QX_ERROR, .file = name, .expected = "the file", .found = found,
+                                 .text = "a Git LFS pointer instead of the file (run git lfs pull)"), err);
     }
     return 0;
 }
@@ -73,10 +77,8 @@ static int check_ids(const struct qx_tok *t, uint64_t vocab, struct qx_findings 
     snprintf(found, sizeof found, "ids up to %" PRIu32, qx_tok_n_ids(t) - 1);
     snprintf(text, sizeof text, "the tokenizer has ids up to %" PRIu32 ", the model %" PRIu64 " rows: a text "
              "with such a token cannot be run", qx_tok_n_ids(t) - 1, vocab);
-    return qx_findings_add(fs, &QX_REPORT("tokenizer-vocab", QX_WARNING, .file = "tokenizer.json",
-                                          .expected = expected, .found = found, .text = text))
-               ? 0
-               : qx_fail_nomem(err);
+    return add(fs, QX_REPORT("tokenizer-vocab", QX_WARNING, .file = "tokenizer.json", .expected = expected,
+                             .found = found, .text = text), err);
 }
 
 static int check_tokenizer(const struct qx_ckpt *ck, const struct qx_config *c, struct qx_findings *fs,
@@ -100,15 +102,14 @@ static int check_tokenizer(const struct qx_ckpt *ck, const struct qx_config *c, 
     for (size_t i = 0; rc == 0 && !main.present && qx_findings_count(fs) == before &&
                        i < QX_ARRAY_LEN(parts); i++) {
         struct text other = {0};
-        if (qx_ckpt_read_small(ck, parts[i], QX_TOK_MAX_BYTES, &other.p, &other.n, &other.present, NULL) == 0 &&
-            other.present) {
+        if (qx_ckpt_read_small(ck, parts[i], QX_TOK_MAX_BYTES, &other.p, &other.n, &other.present, &e) != 0) {
+            rc = e.code == QX_E_NOMEM ? qx_fail_nomem(err) : 0;
+        } else if (other.present) {
             char text[160];
             snprintf(text, sizeof text, "there is %s but no tokenizer.json: prompts can only be given as ids",
                      parts[i]);
-            rc = qx_findings_add(fs, &QX_REPORT("tokenizer-missing", QX_NOTE, .file = "tokenizer.json",
-                                                .found = parts[i], .text = text))
-                     ? 0
-                     : qx_fail_nomem(err);
+            rc = add(fs, QX_REPORT("tokenizer-missing", QX_NOTE, .file = "tokenizer.json", .found = parts[i],
+                                   .text = text), err);
         }
         qx_free(other.p);
     }
@@ -134,17 +135,15 @@ static int check_template(const struct qx_ckpt *ck, struct qx_findings *fs, stru
     }
     /* One that hides in tokenizer_config.json: what is wrong with that file has been said. */
     if (qx_chat_template(ck, &which, NULL, &e) != 0) {
-        return own ? refuse(fs, "chat_template.jinja", &e, err) : 0;
+        return own || e.code == QX_E_NOMEM ? refuse(fs, "chat_template.jinja", &e, err) : 0;
     }
     if (which != QX_TEMPLATE_UNKNOWN || !QX_HAVE_SHA256) {
         return 0;
     }
-    return qx_findings_add(fs, &QX_REPORT("template-unknown", QX_NOTE,
-                                          .file = own ? "chat_template.jinja" : "tokenizer_config.json",
-                                          .text = "the chat template is not the one that qx renders: run "
-                                                  "needs --raw or --template"))
-               ? 0
-               : qx_fail_nomem(err);
+    return add(fs, QX_REPORT("template-unknown", QX_NOTE,
+                             .file = own ? "chat_template.jinja" : "tokenizer_config.json",
+                             .text = "the chat template is not the one that qx renders: run needs --raw or "
+                                     "--template"), err);
 }
 
 /* ---- generation defaults ------------------------------------------------------------------ */
@@ -177,9 +176,10 @@ static int check_generation(const struct qx_ckpt *ck, const struct qx_config *c,
         snprintf(expected, sizeof expected, "ids below %" PRIu64, (uint64_t)c->vocab_size);
         snprintf(text, sizeof text, "stop id %" PRIu32 " is beyond the vocabulary and can never come",
                  d.stop_ids[i]);
-        if (!qx_findings_add(fs, &QX_REPORT("config-value", QX_WARNING, .file = name, .key = "eos_token_id",
-                                            .expected = expected, .found = found, .text = text))) {
-            return qx_fail_nomem(err);
+        rc = add(fs, QX_REPORT("config-value", QX_WARNING, .file = name, .key = "eos_token_id",
+                               .expected = expected, .found = found, .text = text), err);
+        if (rc) {
+            return rc;
         }
     }
     return 0;

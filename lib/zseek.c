@@ -4,11 +4,10 @@
 #include "zseek.h"
 
 #include "alloc.h"
+#include "file_map.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
-#include <unistd.h>
 #include <xxhash.h>
 #include <zstd.h>
 
@@ -146,23 +145,11 @@ struct qx_zseek {
 static int read_all(int fd, uint64_t off, void *dst, size_t n, const char *file,
                     struct qx_error *err)
 {
-    uint8_t *p = dst;
-    while (n > 0) {
-        ssize_t k = pread(fd, p, n, (off_t)off);
-        if (k < 0 && errno == EINTR) {
-            continue;
-        }
-        if (k <= 0) {
-            int rc = k < 0 ? qx_fail_errno(err, QX_E_IO, errno, "read", "cannot read")
-                           : qx_fail(err, QX_E_FORMAT, "truncated", "the file ends too early");
-            qx_error_at(err, file, NULL, off);
-            return rc;
-        }
-        p += k;
-        off += (uint64_t)k;
-        n -= (size_t)k;
+    int rc = qx_file_read(fd, dst, n, off, err);
+    if (rc != 0) {
+        qx_error_at(err, file, NULL, off);
     }
-    return 0;
+    return rc;
 }
 
 static int bad_table(struct qx_error *err, const char *file, const char *why)
