@@ -1,5 +1,8 @@
 /* error.c: owns nothing; fills the caller's struct qx_error. */
 #include "error.h"
+#undef qx_fail
+#undef qx_fail_errno
+#undef qx_fail_nomem
 
 #include <errno.h>
 #include <stdarg.h>

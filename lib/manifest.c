@@ -136,13 +136,15 @@ static bool word_is(struct qx_view w, const char *s)
     return w.n == strlen(s) && memcmp(w.p, s, w.n) == 0;
 }
 
-/* \xNN and the escapes of sha256sum: \\, \n, \r. A NUL cannot be part of a name. */
-static char *unescape(struct qx_arena *a, const char *s, size_t n)
+enum line_result { LINE_OK, LINE_BAD, LINE_NOMEM };
+
+/* A name as written: \xNN and the escapes of sha256sum: \\, \n, \r. A NUL cannot be part of it. */
+static enum line_result unescape(struct qx_arena *a, const char *s, size_t n, const char **name)
 {
     char *out = qx_arena_alloc(a, n + 1, 1);
     size_t k = 0;
     if (!out) {
-        return NULL;
+        return LINE_NOMEM;
     }
     for (size_t i = 0; i < n; ++i) {
         if (s[i] != '\\' || i + 1 >= n) {
@@ -156,7 +158,8 @@ static char *unescape(struct qx_arena *a, const char *s, size_t n)
         }
     }
     out[k] = '\0';
-    return out;
+    *name = out;
+    return k == 0 || memchr(out, '\0', k) ? LINE_BAD : LINE_OK;
 }
 
 /* "./name" is "name", as lists made with find or a glob spell it. */
@@ -177,8 +180,6 @@ static bool push(struct qx_manifest *m, const struct qx_manifest_entry *e)
     m->has[e->is_tensor][e->kind] = true;
     return true;
 }
-
-enum line_result { LINE_OK, LINE_BAD, LINE_NOMEM };
 
 static bool take_u64(struct cursor *c, uint64_t *v)
 {
@@ -223,8 +224,8 @@ static enum line_result own_line(struct qx_manifest *m, struct cursor c)
     if (c.p == c.end) {
         return LINE_BAD;
     }
-    e.name = unescape(m->arena, c.p, (size_t)(c.end - c.p));
-    return e.name && push(m, &e) ? LINE_OK : LINE_NOMEM;
+    enum line_result r = unescape(m->arena, c.p, (size_t)(c.end - c.p), &e.name);
+    return r != LINE_OK || push(m, &e) ? r : LINE_NOMEM;
 }
 
 /* "HEX  name", "HEX *name", "\HEX  name", "SHA256 (name) = HEX". */
@@ -261,8 +262,14 @@ static enum line_result sum_line(struct qx_manifest *m, struct cursor c)
         name = at.p + 2;
         n = (size_t)(at.end - name);
     }
-    e.name = escaped ? unescape(m->arena, name, n) : qx_arena_strndup(m->arena, name, n);
-    if (!e.name) {
+    if (escaped) {
+        enum line_result r = unescape(m->arena, name, n, &e.name);
+        if (r != LINE_OK) {
+            return r;
+        }
+    } else if (n == 0 || memchr(name, '\0', n)) {
+        return LINE_BAD;
+    } else if (!(e.name = qx_arena_strndup(m->arena, name, n))) {
         return LINE_NOMEM;
     }
     e.name = plain_name(e.name);
