@@ -73,6 +73,7 @@ struct job {
     struct ui ui;
     struct qx_model *m;
     double bandwidth, floor_bandwidth;
+    double floor_flops;        /* bf16 products a second that the floor takes; 0: unknown */
     char layout[32], device[160];
     struct qx_bench_row *done; /* decode rows with one stream, for the plot */
     size_t n_done;
@@ -88,7 +89,7 @@ static void emit(struct job *j, const struct qx_bench_row *r)
 {
     bool prefill = r->prompt != 0;
     double tokens = prefill ? (double)r->prompt : (double)r->streams, rate = tokens / r->median_s;
-    double spread = (r->high_s - r->low_s) / r->median_s, floor_s = r->bytes / j->floor_bandwidth;
+    double spread = (r->high_s - r->low_s) / r->median_s, floor_s = fmax(r->bytes / j->floor_bandwidth, j->floor_flops > 0.0 ? r->flops / j->floor_flops : 0.0);
     if (j->ui.json) {
         struct qx_json_out w;
         qx_json_out_init(&w, false);
@@ -109,6 +110,10 @@ static void emit(struct job *j, const struct qx_bench_row *r)
         qx_json_f64(&w, "unique_experts", r->unique_experts);
         qx_json_f64(&w, "read_bytes_s", j->bandwidth);
         qx_json_f64(&w, "floor_bytes_s", j->floor_bandwidth);
+        if (r->flops > 0.0) {
+            qx_json_f64(&w, "step_flops", r->flops);
+            qx_json_f64(&w, "floor_flops_s", j->floor_flops);
+        }
         qx_json_f64(&w, "floor_fraction", floor_s / r->median_s);
         qx_json_u64(&w, "nodes", r->n_nodes);
         if (r->n_steps) {
@@ -398,6 +403,8 @@ int main(int argc, char **argv)
         snprintf(j.device, sizeof j.device, "%s", info.device);
         j.bandwidth = qx_bench_bandwidth(j.m);
         j.floor_bandwidth = strstr(info.device, "H200") && j.bandwidth < 4.3e12 ? 4.3e12 : j.bandwidth;
+        /* what large bf16 products reach on this device */
+        j.floor_flops = strstr(info.device, "H200") ? 790e12 : 0.0;
         j.floor_bandwidth = j.floor_bandwidth > 0.0 ? j.floor_bandwidth : 1.0;
         table_init(&j.t, cols, QX_ARRAY_LEN(cols));
         rc = rows(&j, &err);

@@ -284,11 +284,14 @@ int qx_bench_prefill(struct qx_model *m, uint64_t n, uint32_t repeat, struct qx_
     rc = rc ? rc : qx_expert_bytes(m, &expert, err);
     if (!rc) {
         summarize(t, repeat, out);
-        /* every chunk reads all weights once, all experts */
-        qx_step_bytes(m, 0, 0, (double)m->cfg->n_experts, expert, by_op);
+        /* the weights once, with the experts that so many independent draws touch; caches are nothing beside them */
+        double miss = 1.0 - (double)m->cfg->n_experts_per_tok / m->cfg->n_experts;
+        out->unique_experts = m->cfg->n_experts * (1.0 - pow(miss, (double)n));
+        qx_step_bytes(m, 0, 0, out->unique_experts, expert, by_op);
         for (int i = 0; i < QX_OP_COUNT; ++i) {
-            out->bytes += by_op[i] * (double)qx_ceil_div(n, chunk);
+            out->bytes += by_op[i];
         }
+        out->flops = qx_prompt_flops(m, n);
     }
     close_seqs(m, &b);
     qx_free(rows);

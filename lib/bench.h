@@ -15,7 +15,8 @@ struct qx_bench_row {
     uint32_t n_runs;
     uint32_t drafts;           /* a round of so many drafts: then a step is a round; 0: plain decode */
     double median_s, low_s, high_s; /* a step, or the whole prompt */
-    double bytes;              /* that a step must move */
+    double bytes;              /* that a step must move; of a prompt: all weights that it needs, once */
+    double flops;              /* that a prompt must do; 0: not counted */
     double unique_experts;     /* a layer, mean over the layers of the last step; 0: not counted */
     uint64_t n_nodes;          /* kernels and copies of a recorded step */
     uint64_t n_steps;          /* decode steps timed */

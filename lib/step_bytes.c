@@ -56,6 +56,44 @@ void qx_step_bytes(const struct qx_model *m, uint32_t rows, uint64_t depth, doub
     by_op[QX_OP_linear] += mat_bytes(&m->head);
 }
 
+static double mat_mads(const struct qx_weight *w)
+{
+    return w->fmt == QX_W_NONE ? 0.0 : (double)w->rows * w->cols;
+}
+
+static double hc_mads(const struct qx_hc_weights *w)
+{
+    return mat_mads(&w->down) + mat_mads(&w->up) + mat_mads(&w->inject);
+}
+
+double qx_prompt_flops(const struct qx_model *m, uint64_t n_tokens)
+{
+    const struct qx_config *c = m->cfg;
+    double n = (double)n_tokens, most = c->indexer_budget + 3.0, mads = 0.0; /* of one token */
+    /* Positions attended to, and blocks scored, summed over the prompt. */
+    double attended = n <= most ? n * (n + 1) / 2 : most * (most + 1) / 2 + (n - most) * most;
+    double scored = n <= most ? 0.0 : (n * n - most * most) / 2 / c->indexer_compress_ratio, sums = 0.0;
+    double expert = 3.0 * c->moe_intermediate_size * c->hidden_size;
+    for (uint32_t i = 0; i < c->n_layers; ++i) {
+        const struct qx_layer *l = &m->layers[i];
+        mads += hc_mads(&l->hc_attn) + hc_mads(&l->hc_mlp) + mat_mads(&l->moe.gate) + c->n_experts_per_tok * expert
+                + mat_mads(&l->moe.s_gate) + mat_mads(&l->moe.s_up) + mat_mads(&l->moe.s_down)
+                + mat_mads(&l->moe.s_gate_vec);
+        if (l->type == QX_LAYER_GDN) {
+            mads += mat_mads(&l->gdn.qkv) + mat_mads(&l->gdn.z) + mat_mads(&l->gdn.b) + mat_mads(&l->gdn.a)
+                    + mat_mads(&l->gdn.out) + 3.0 * c->gdn_v_heads * c->gdn_k_dim * c->gdn_v_dim;
+        } else {
+            mads += mat_mads(&l->qsa.q) + mat_mads(&l->qsa.k) + mat_mads(&l->qsa.v) + mat_mads(&l->qsa.index)
+                    + mat_mads(&l->qsa.o);
+            sums += 2.0 * c->n_heads * c->head_dim * attended + (double)c->indexer_n_heads * c->indexer_head_dim * scored;
+        }
+        if (l->has_ple) {
+            mads += mat_mads(&l->ple.key) + mat_mads(&l->ple.value);
+        }
+    }
+    return 2.0 * (n * mads + sums + hc_mads(&m->mixer) + mat_mads(&m->head));
+}
+
 int qx_expert_bytes(struct qx_model *m, double *out, struct qx_error *err)
 {
     struct qx_weight w[3];
