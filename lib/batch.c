@@ -1,7 +1,7 @@
 /* batch.c: many requests over one model: continuous batching. Requests are admitted in order as sequences
- * become free; every round takes all admitted ones. A prefix that the first request shares with others is
- * computed once: its full pages are shared, its state is copied. */
-#include "line.h"
+ * become free; every round takes all admitted ones. A prefix that a request shares with others is read once
+ * (prefix.c). */
+#include "prefix.h"
 
 #include "alloc.h"
 
@@ -14,22 +14,12 @@ struct entry {
     bool active;
 };
 
-/* A prefix computed once: pages it holds, a state slot, and the wide state of its last row. */
-struct prefix {
-    uint32_t *ids;
-    size_t n;
-    int32_t *pages;
-    uint32_t n_pages;
-    int32_t slot;               /* -1: none taken */
-    float *hold;                /* device */
-};
-
 struct qx_batch {
     struct qx_model *m;
     struct entry **entries;
     size_t n, cap, next;        /* next to admit */
     struct qx_line **lines;     /* [max_seqs] active */
-    struct prefix prefix;
+    struct qx_prefixes prefixes;
     struct qx_batch_stats stats;
 };
 
@@ -39,12 +29,13 @@ int qx_batch_create(struct qx_batch **out, struct qx_model *m, struct qx_error *
     struct qx_batch *b = qx_calloc(1, sizeof *b);
     if (b) {
         b->m = m;
-        b->prefix.slot = -1;
         b->lines = qx_calloc(m->budget.max_seqs, sizeof *b->lines);
     }
-    if (!b || !b->lines) {
+    int rc = b && b->lines ? qx_prefixes_init(&b->prefixes, m, err) : qx_fail_nomem(err);
+    if (rc) {
+        qx_free(b ? b->lines : NULL);
         qx_free(b);
-        return qx_fail_nomem(err);
+        return rc;
     }
     *out = b;
     return 0;
@@ -59,26 +50,6 @@ static void entry_free(struct entry *e)
     }
 }
 
-static void prefix_drop(struct qx_batch *b)
-{
-    struct qx_model *m = b->m;
-    while (b->prefix.n_pages) {
-        int32_t page = b->prefix.pages[--b->prefix.n_pages];
-        if (--m->page_refs[page] == 0) {
-            m->free_pages[m->n_free_pages++] = page;
-        }
-    }
-    if (b->prefix.slot >= 0) {
-        m->free_slots[m->n_free_slots++] = b->prefix.slot;
-    }
-    if (b->prefix.hold) {
-        m->be->mem_free(m->be, b->prefix.hold);
-    }
-    qx_free(b->prefix.pages);
-    qx_free(b->prefix.ids);
-    b->prefix = (struct prefix){.slot = -1};
-}
-
 void qx_batch_destroy(struct qx_batch *b)
 {
     if (!b) {
@@ -90,7 +61,7 @@ void qx_batch_destroy(struct qx_batch *b)
         }
         entry_free(b->entries[i]);
     }
-    prefix_drop(b);
+    qx_prefixes_fini(&b->prefixes);
     qx_free(b->entries);
     qx_free(b->lines);
     qx_free(b);
@@ -135,6 +106,7 @@ int qx_batch_add(struct qx_batch *b, const struct qx_request *r, struct qx_error
 static void finish(struct qx_batch *b, struct entry *e, const struct qx_error *err)
 {
     if (e->active) {
+        qx_prefixes_forget(&b->prefixes, &e->line);
         qx_seq_close(b->m, e->line.seq);
         e->active = false;
     }
@@ -145,7 +117,10 @@ static void finish(struct qx_batch *b, struct entry *e, const struct qx_error *e
     }
 }
 
-/* ---- shared prefix ------------------------------------------------------------------------ */
+/* ---- shared prefixes ---------------------------------------------------------------------- */
+
+/* Requests behind the next one that are looked at for a common beginning. */
+#define LOOK_AHEAD 256
 
 static size_t common(const struct qx_request *a, const struct qx_request *b)
 {
@@ -156,92 +131,18 @@ static size_t common(const struct qx_request *a, const struct qx_request *b)
     return i;
 }
 
-/* Computes what the next request shares with a later one, in whole pages and short of either's end. */
-static int make_prefix(struct qx_batch *b, struct qx_error *err)
+/* The most that the next request shares with a later one, short of either's end. */
+static size_t shared_ids(const struct qx_batch *b)
 {
-    struct qx_model *m = b->m;
-    size_t best = 0, pt = m->budget.page_tokens;
-    const struct qx_request *first = b->next < b->n ? &b->entries[b->next]->r : NULL;
-    for (size_t i = b->next + 1; first && i < b->n; ++i) {
-        size_t n = common(first, &b->entries[i]->r);
-        n = n == first->n_ids || n == b->entries[i]->r.n_ids ? (n ? n - 1 : 0) : n;
+    const struct qx_request *first = &b->entries[b->next]->r;
+    size_t best = 0, end = b->n - b->next > LOOK_AHEAD ? b->next + LOOK_AHEAD : b->n;
+    for (size_t i = b->next + 1; i < end; ++i) {
+        const struct qx_request *r = &b->entries[i]->r;
+        size_t n = common(first, r);
+        n = n == first->n_ids || n == r->n_ids ? (n ? n - 1 : 0) : n;
         best = n > best ? n : best;
     }
-    size_t n = best / pt * pt;
-    if (!n || m->n_free_slots <= m->budget.slots_per_seq || m->n_free_pages < n / pt + m->budget.max_pages) {
-        return 0;
-    }
-    struct prefix *p = &b->prefix;
-    size_t wide = (size_t)m->cfg->hc_count * m->cfg->hidden_size;
-    struct qx_line line = {.consume_only = true, .p = QX_GEN_PARAMS_DEFAULT, .read_to = n};
-    struct qx_line *lines = &line;
-    int rc = qx_seq_open(m, &line.seq, err);
-    if (rc) {
-        return rc;
-    }
-    for (size_t i = 0; i < n && !rc; ++i) {
-        rc = qx_seq_push(m, line.seq, first->ids[i], err);
-    }
-    while (!rc && !line.done) {
-        rc = qx_line_round(m, &lines, 1, err);
-    }
-    struct qx_seq *s = &m->seqs[line.seq];
-    p->ids = qx_malloc(n * sizeof *p->ids);
-    p->pages = qx_malloc(n / pt * sizeof *p->pages);
-    if (!rc && (!p->ids || !p->pages)) {
-        rc = qx_fail_nomem(err);
-    }
-    void *hold = NULL;
-    rc = rc ? rc : m->be->mem_alloc(m->be, &hold, wide * 4, err);
-    p->hold = hold;
-    if (!rc) {
-        p->slot = m->free_slots[--m->n_free_slots];
-        rc = qx_seq_copy_slot(m, s->cur, p->slot, err);
-        rc = rc ? rc : m->be->copy(m->q, p->hold, m->b.hold + (size_t)line.seq * wide, wide * 4);
-        memcpy(p->ids, s->ids, n * sizeof *p->ids);
-        memcpy(p->pages, s->pages, n / pt * sizeof *p->pages);
-        p->n = n;
-        for (p->n_pages = 0; p->n_pages < n / pt; ++p->n_pages) {
-            ++m->page_refs[p->pages[p->n_pages]];
-        }
-        b->stats.prefill_tokens += n;
-    }
-    qx_seq_close(m, line.seq);
-    return rc;
-}
-
-/* Starts a sequence from the prefix: all pages but the last shared, the last one and the state copied. */
-static int use_prefix(struct qx_batch *b, struct entry *e, struct qx_error *err)
-{
-    struct qx_model *m = b->m;
-    const struct prefix *p = &b->prefix;
-    struct qx_seq *s = &m->seqs[e->line.seq];
-    size_t wide = (size_t)m->cfg->hc_count * m->cfg->hidden_size;
-    if (!p->n || e->r.n_ids <= p->n || memcmp(p->ids, e->r.ids, p->n * sizeof *p->ids) != 0) {
-        return 0;
-    }
-    if (!m->n_free_pages) {
-        prefix_drop(b);
-        return 0;
-    }
-    for (uint32_t i = 0; i + 1 < p->n_pages; ++i) {
-        s->pages[s->n_pages++] = p->pages[i];
-        ++m->page_refs[p->pages[i]];
-    }
-    m->page_table_dirty = true;
-    int rc = qx_seq_reserve(m, e->line.seq, p->n, err);
-    /* The draft head writes the row at the boundary with this sequence's next id: an own page. */
-    rc = rc ? rc : qx_seq_copy_page(m, p->pages[p->n_pages - 1], s->pages[p->n_pages - 1], err);
-    rc = rc ? rc : qx_seq_copy_slot(m, p->slot, s->slots[0], err);
-    rc = rc ? rc : m->be->copy(m->q, m->b.hold + (size_t)e->line.seq * wide, p->hold, wide * 4);
-    if (!rc) {
-        s->cur = s->slots[0];
-        s->n_done = p->n;
-        s->n_mtp = p->n - 1;
-        s->held = true;
-        b->stats.shared_tokens += p->n;
-    }
-    return rc;
+    return best;
 }
 
 /* ---- running ------------------------------------------------------------------------------ */
@@ -252,6 +153,10 @@ static int admit(struct qx_batch *b, uint32_t *n_lines, struct qx_error *err)
     while (b->next < b->n && *n_lines < m->budget.max_seqs) {
         struct entry *e = b->entries[b->next];
         struct qx_error why;
+        if (*n_lines && qx_prefixes_coming(&b->prefixes, e->r.ids, e->r.n_ids)) {
+            return 0; /* what it begins with is being read: it starts from there, in a moment */
+        }
+        size_t shared = shared_ids(b);
         e->line = (struct qx_line){.p = e->r.params, .error = &e->err, .read_to = e->r.n_ids};
         int rc = qx_seq_open(m, &e->line.seq, &why);
         if (rc) {
@@ -269,7 +174,9 @@ static int admit(struct qx_batch *b, uint32_t *n_lines, struct qx_error *err)
             rc = qx_seq_push(m, e->line.seq, e->r.ids[i], &why);
         }
         rc = rc ? rc : qx_line_start(m, &e->line, &why);
-        rc = rc ? rc : use_prefix(b, e, &why);
+        uint64_t from_prefix = 0;
+        rc = rc ? rc : qx_prefixes_use(&b->prefixes, &e->line, &from_prefix, &why);
+        b->stats.shared_tokens += from_prefix;
         if (rc) {
             finish(b, e, &why);
             continue;
@@ -279,6 +186,7 @@ static int admit(struct qx_batch *b, uint32_t *n_lines, struct qx_error *err)
             finish(b, e, NULL);
             continue;
         }
+        qx_prefixes_make(&b->prefixes, &e->line, shared);
         b->stats.prefill_tokens += e->r.n_ids - m->seqs[e->line.seq].n_done;
         b->lines[(*n_lines)++] = &e->line;
     }
@@ -302,7 +210,7 @@ static uint64_t pages_at_most(const struct qx_model *m, const struct qx_request 
 }
 
 /* Pages are planned for max_seqs sequences and no prefix beside them: when those at work could need the
- * pages that only the prefix holds, it goes. What they share stays with them. */
+ * pages that only prefixes hold, those go, the least used first. What sequences share stays with them. */
 static void make_room(struct qx_batch *b, uint32_t n_lines)
 {
     struct qx_model *m = b->m;
@@ -312,8 +220,7 @@ static void make_room(struct qx_batch *b, uint32_t n_lines)
         uint32_t held = m->seqs[b->lines[i]->seq].n_pages;
         need += most > held ? most - held : 0;
     }
-    if (b->prefix.n && need > m->n_free_pages) {
-        prefix_drop(b);
+    while (need > m->n_free_pages && qx_prefixes_drop(&b->prefixes)) {
     }
 }
 
@@ -321,8 +228,7 @@ int qx_batch_run(struct qx_batch *b, struct qx_error *err)
 {
     uint64_t t0 = qx_now_ns(), steps0 = b->m->n_steps;
     uint32_t n = 0;
-    prefix_drop(b);
-    int rc = make_prefix(b, err);
+    int rc = 0;
     while (!rc && (b->next < b->n || n)) {
         rc = admit(b, &n, err);
         if (rc || !n) {
@@ -344,6 +250,9 @@ int qx_batch_run(struct qx_batch *b, struct qx_error *err)
     }
     for (uint32_t i = 0; i < n && rc; ++i) {
         finish(b, entry_of(b->lines[i]), err);
+    }
+    while (qx_prefixes_drop(&b->prefixes)) {
+        /* others may want the pages now */
     }
     for (size_t i = 0; i < b->next; ++i) {
         entry_free(b->entries[i]); /* done: their memory must not grow with the number of requests */

@@ -27,8 +27,8 @@ uint64_t qx_ctl_bytes(uint64_t rows, uint64_t logit_rows, uint64_t seqs)
 }
 
 int qx_budget_init(struct qx_budget *b, const struct qx_config *c, uint64_t ctx_tokens,
-                   uint32_t chunk_rows, uint32_t max_seqs, uint32_t draft_max, bool mtp, bool kv_bf16,
-                   struct qx_error *err)
+                   uint32_t chunk_rows, uint32_t max_seqs, uint32_t n_prefixes, uint32_t draft_max, bool mtp,
+                   bool kv_bf16, struct qx_error *err)
 {
     uint64_t limit = qx_config_context_limit(c);
     if (ctx_tokens > limit) {
@@ -65,7 +65,8 @@ int qx_budget_init(struct qx_budget *b, const struct qx_config *c, uint64_t ctx_
     b->max_pages = (uint32_t)qx_ceil_div(b->ctx_tokens, b->page_tokens);
     b->n_pages = b->max_pages * b->max_seqs;
     b->slots_per_seq = draft_max ? draft_max + 2 : 1;
-    b->n_slots = b->slots_per_seq * b->max_seqs + 1; /* one for a shared prefix */
+    b->n_prefixes = n_prefixes;
+    b->n_slots = b->slots_per_seq * b->max_seqs + n_prefixes;
     b->budget_blocks = c->indexer_budget / ratio;
     b->max_blocks = (uint32_t)(b->ctx_tokens / ratio + 1);
 
@@ -128,7 +129,7 @@ int qx_budget_init(struct qx_budget *b, const struct qx_config *c, uint64_t ctx_
     uint64_t constants = 2ull * c->rotary_dim + (c->n_ple_layers ? 8ull * c->ngram_size + 16ull * c->ple_heads : 0);
     b->scratch_bytes = add(mul(4, add(add(mul(rows, per_row), mul(logit_rows, per_logit)),
                                       add(b->scratch_floats, b->iscratch_ints))),
-                           add(add(ctl, mul(mul(seqs, by_seq), 4)), add(lists, constants)));
+                           add(add(ctl, mul(add(mul(seqs, by_seq), mul(n_prefixes, wide)), 4)), add(lists, constants)));
     b->host_bytes = add(add(ctl, lists), add(4ull * b->n_pages, add(mul(logit_rows, 12), mul(seqs, 64))));
     if (b->scratch_bytes == UINT64_MAX || b->state_bytes == UINT64_MAX || b->kv_bytes == UINT64_MAX) {
         return qx_fail(err, QX_E_PLAN, "memory-plan", "the sizes of this plan overflow 64 bits");

@@ -18,6 +18,7 @@ struct qx_budget {
     uint32_t n_feed_rows;       /* rows the draft head can get after a decode step */
     uint32_t page_tokens, max_pages, n_pages; /* pages of a sequence and in all */
     uint32_t n_slots, slots_per_seq;
+    uint32_t n_prefixes;        /* states of prefixes that sequences share (batch.c), a slot each */
     uint32_t budget_blocks, max_blocks;
     uint32_t proj_width, mixed_width;
     uint64_t scratch_floats, iscratch_ints;
@@ -34,7 +35,7 @@ uint64_t qx_ctl_bytes(uint64_t rows, uint64_t logit_rows, uint64_t seqs);
 /* ctx 0: min(limit, 32768); chunk 0: 512; max_seqs 0: 1. Errors: context-exceeded (QX_E_USAGE), sizes
  * that overflow (QX_E_PLAN). */
 int qx_budget_init(struct qx_budget *b, const struct qx_config *c, uint64_t ctx_tokens,
-                   uint32_t chunk_rows, uint32_t max_seqs, uint32_t draft_max, bool mtp, bool kv_bf16,
-                   struct qx_error *err);
+                   uint32_t chunk_rows, uint32_t max_seqs, uint32_t n_prefixes, uint32_t draft_max, bool mtp,
+                   bool kv_bf16, struct qx_error *err);
 
 #endif

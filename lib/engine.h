@@ -100,6 +100,7 @@ struct qx_buffers {
     float *mx, *my;             /* [rows, C, hidden] draft head's wide state, and its other half */
     float *hold;                /* [max_seqs, C, hidden] last wide state: next for the draft head, or for the
                                    head when nothing was sampled from it yet */
+    float *prefix_hold;         /* [n_prefixes, C, hidden] wide states at the ends of shared prefixes */
     float *hx;                  /* [logit rows, C, hidden] rows picked for the head */
     float *y, *m, *e, *e2;      /* [rows, hidden] */
     float *inj_a, *inj_b;       /* [rows, C] */

@@ -24,10 +24,11 @@ static void part(struct qx_plan *p, const char *name, const char *place, uint64_
 
 /* The plan for one table place, context and chunk. */
 static int attempt(struct qx_plan *p, const struct qx_config *c, const struct qx_plan_request *r,
-                   enum qx_table_place table, uint64_t ctx, uint32_t chunk, struct qx_error *err)
+                   enum qx_table_place table, uint64_t ctx, uint32_t chunk, uint32_t prefixes,
+                   struct qx_error *err)
 {
     memset(p, 0, sizeof *p);
-    int rc = qx_budget_init(&p->budget, c, ctx, chunk, r->max_seqs, r->draft_max, r->mtp, r->kv_bf16, err);
+    int rc = qx_budget_init(&p->budget, c, ctx, chunk, r->max_seqs, prefixes, r->draft_max, r->mtp, r->kv_bf16, err);
     if (rc) {
         return rc;
     }
@@ -48,13 +49,20 @@ static int attempt(struct qx_plan *p, const struct qx_config *c, const struct qx
     return 0;
 }
 
+/* Several prefixes where many sequences may share them and memory allows it, else one. */
+#define PREFIXES 4
+
 /* The same, with the largest chunk that fits when none was asked for. */
 static int attempt_chunks(struct qx_plan *p, const struct qx_config *c, const struct qx_plan_request *r,
                           enum qx_table_place table, uint64_t ctx, struct qx_error *err)
 {
-    int rc = attempt(p, c, r, table, ctx, r->chunk_rows ? r->chunk_rows : 512, err);
+    uint32_t first = r->chunk_rows ? r->chunk_rows : 512, prefixes = r->max_seqs > 1 ? PREFIXES : 1;
+    int rc = attempt(p, c, r, table, ctx, first, prefixes, err);
+    if (!rc && !p->fits && prefixes > 1) {
+        rc = attempt(p, c, r, table, ctx, first, 1, err);
+    }
     for (uint32_t chunk = 256; !rc && !p->fits && !r->chunk_rows && chunk >= 16; chunk /= 2) {
-        rc = attempt(p, c, r, table, ctx, chunk, err);
+        rc = attempt(p, c, r, table, ctx, chunk, 1, err);
     }
     return rc;
 }

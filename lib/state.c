@@ -104,6 +104,7 @@ static int alloc_buffers(struct qx_model *m, struct qx_error *err)
         TAKE(b->next_prob, g->max_seqs);
     }
     TAKE(b->hold, g->max_seqs * wide);
+    TAKE(b->prefix_hold, g->n_prefixes * wide);
     TAKE(b->h, logits * h);
     TAKE(b->logits, logits * c->vocab_size);
     TAKE(b->sample_scratch, logits * c->vocab_size * 2);
