@@ -1,4 +1,5 @@
 /* bench.c: qx bench: how fast a model runs here, against what the memory of the device allows. */
+#include "bench_load.h"
 #include "exit_code.h"
 #include "opt.h"
 #include "table.h"
@@ -24,6 +25,9 @@ static struct {
     const char *geometry, *layout, *table, *device, *svg;
     struct qx_u64_list prompt, depth, streams;
     struct qx_u64_list draft;
+    double accept;
+    uint64_t shared, draft_vocab;
+    bool has_accept, has_shared, force;
     bool has_draft, has_prompt, has_depth, has_streams, kernels, csv, precise, has_n, has_repeat;
     uint64_t n, repeat, ctx, chunk, gpus, memory;
 } o;
@@ -39,6 +43,9 @@ static const struct opt options[] = {
     {OPT_U64, 'n', "tokens", "N", &o.n, &o.has_n, "decode steps a run (default 64)", 0, 0},
     {OPT_LIST, 0, "prompt", "LIST", &o.prompt, &o.has_prompt, "prefill prompts of so many tokens", 0, "prompt"},
     {OPT_LIST, 0, "draft", "LIST", &o.draft, &o.has_draft, "rounds of so many drafts, 1 to 8, on one sequence", 0, "draft"},
+    {OPT_F64, 0, "accept", "A", &o.accept, &o.has_accept, "tokens a round of drafts keeps, whatever was chosen (default 1)", 0, 0},
+    {OPT_U64, 0, "draft-vocab", "N", &o.draft_vocab, 0, "choose drafts among N ids", 0, 0},
+    {OPT_U64, 0, "shared", "N", &o.shared, &o.has_shared, "a workload instead: requests of N ids in common and --prompt of their own", 0, 0},
     {OPT_U64, 0, "repeat", "R", &o.repeat, &o.has_repeat, "runs of each row (default 5)", 0, 0},
     {OPT_FLAG, 0, "kernels", 0, &o.kernels, 0, "also time each op of a decode step alone, against its own floor", 0, 0},
     {OPT_GROUP, 0, 0, 0, 0, 0, "Device and memory", 0, 0},
@@ -52,6 +59,7 @@ static const struct opt options[] = {
     {OPT_GROUP, 0, 0, 0, 0, 0, "Output", 0, 0},
     {OPT_FLAG, 0, "csv", 0, &o.csv, 0, "comma-separated values", 0, 0},
     {OPT_STR, 0, "svg", "FILE", &o.svg, 0, "plot decode speed over depth", 0, 0},
+    {OPT_FLAG, 0, "force", 0, &o.force, 0, "replace an existing plot", 0, 0},
     OPT_COMMON(o.common),
     {OPT_END, 0, 0, 0, 0, 0, 0, 0, 0},
 };
@@ -63,7 +71,8 @@ static const struct opt_command command = {
     .summary = "Measures decode and prefill speed against the limit of the device's memory.",
     .examples = "  qx bench sample --device cpu -n 4 --depth 16 --repeat 2\n"
                 "  qx bench --geometry released --layout mixed --depth 4096,32768 --streams 1,4,8\n"
-                "  qx bench --geometry released --prompt 1024,8192 --kernels --json\n",
+                "  qx bench --geometry released --prompt 1024,8192 --kernels --json\n"
+                "  qx bench --geometry released --shared 32768 --prompt 2048 -n 256 --streams 1,4,8\n",
     .opts = options,
     .min_args = 0,
     .max_args = 1,
@@ -88,7 +97,7 @@ static const struct table_col cols[] = {{"what", false, false},     {"streams", 
 static void emit(struct job *j, const struct qx_bench_row *r)
 {
     bool prefill = r->prompt != 0;
-    double tokens = prefill ? (double)r->prompt : (double)r->streams, rate = tokens / r->median_s;
+    double tokens = prefill ? (double)r->prompt : r->drafts ? r->tokens : (double)r->streams, rate = tokens / r->median_s;
     double spread = (r->high_s - r->low_s) / r->median_s, floor_s = fmax(r->bytes / j->floor_bandwidth, j->floor_flops > 0.0 ? r->flops / j->floor_flops : 0.0);
     if (j->ui.json) {
         struct qx_json_out w;
@@ -218,24 +227,30 @@ static int plot(const struct job *j, struct qx_error *err)
         top = fmax(top, 1.0 / j->done[i].median_s);
         far = fmax(far, (double)j->done[i].depth);
     }
-    FILE *f = fopen(o.svg, "w");
-    if (!f) {
-        return qx_fail(err, QX_E_WRITE, "io-failed", "cannot write '%s'", o.svg);
-    }
-    fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"640\" height=\"360\" font-family=\"sans-serif\" "
-               "font-size=\"12\">\n<rect width=\"640\" height=\"360\" fill=\"white\"/>\n"
-               "<path d=\"M60 20V310H620\" fill=\"none\" stroke=\"black\"/>\n<text x=\"60\" y=\"14\">tokens/s by depth</text>\n"
-               "<polyline fill=\"none\" stroke=\"#1f77b4\" stroke-width=\"2\" points=\"");
+    struct qx_buf b = {0};
+    qx_buf_str(&b, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"640\" height=\"360\" font-family=\"sans-serif\" "
+                   "font-size=\"12\">\n<rect width=\"640\" height=\"360\" fill=\"white\"/>\n"
+                   "<path d=\"M60 20V310H620\" fill=\"none\" stroke=\"black\"/>\n<text x=\"60\" y=\"14\">tokens/s by depth</text>\n"
+                   "<polyline fill=\"none\" stroke=\"#1f77b4\" stroke-width=\"2\" points=\"");
     for (size_t i = 0; i < j->n_done; ++i) {
-        fprintf(f, "%.1f,%.1f ", 60 + 550 * (double)j->done[i].depth / far, 310 - 280 / j->done[i].median_s / top);
+        qx_buf_fmt(&b, "%.1f,%.1f ", 60 + 550 * (double)j->done[i].depth / far, 310 - 280 / j->done[i].median_s / top);
     }
-    fprintf(f, "\"/>\n");
+    qx_buf_str(&b, "\"/>\n");
     for (size_t i = 0; i < j->n_done; ++i) {
-        fprintf(f, "<text x=\"%.1f\" y=\"%.1f\">%.0f @ %llu</text>\n", 60 + 520 * (double)j->done[i].depth / far,
-                300 - 280 / j->done[i].median_s / top, 1.0 / j->done[i].median_s, (unsigned long long)j->done[i].depth);
+        qx_buf_fmt(&b, "<text x=\"%.1f\" y=\"%.1f\">%.0f @ %llu</text>\n", 60 + 520 * (double)j->done[i].depth / far,
+                   300 - 280 / j->done[i].median_s / top, 1.0 / j->done[i].median_s, (unsigned long long)j->done[i].depth);
     }
-    fprintf(f, "</svg>\n");
-    return fclose(f) ? qx_fail(err, QX_E_WRITE, "io-failed", "cannot write '%s'", o.svg) : 0;
+    qx_buf_str(&b, "</svg>\n");
+    struct qx_file_out *f = NULL;
+    int rc = b.failed ? qx_fail_nomem(err) : qx_file_out_create(&f, o.svg, o.force, err);
+    rc = rc ? rc : qx_file_out_write(f, b.p, b.n, err);
+    if (rc) {
+        qx_file_out_abort(f);
+    } else {
+        rc = qx_file_out_commit(f, err);
+    }
+    qx_buf_fini(&b);
+    return rc;
 }
 
 static int rows(struct job *j, struct qx_error *err)
@@ -245,6 +260,13 @@ static int rows(struct job *j, struct qx_error *err)
     size_t nd = o.has_depth ? o.depth.n : 1, ns = o.has_streams ? o.streams.n : 1;
     struct qx_bench_row r;
     int rc = 0;
+    if (o.has_shared) {
+        struct bench_load_opts l = {.streams = streams, .n_streams = ns, .shared = o.shared,
+                                    .suffix = o.prompt.n ? o.prompt.v[0] : 2048, .output = o.has_n ? o.n : 256,
+                                    .repeat = o.has_repeat ? o.repeat : 1, .device = j->device, .layout = j->layout,
+                                    .csv = o.csv};
+        return bench_load(&j->ui, j->m, &l, err);
+    }
     if (o.csv) {
         ui_out_str("kind,streams,depth,prompt,tok_s,spread,step_ms,step_bytes,unique_experts,floor_bytes_s,floor_fraction,nodes\n");
     }
@@ -263,13 +285,13 @@ static int rows(struct job *j, struct qx_error *err)
     }
     for (size_t i = 0; i < o.draft.n; ++i) {
         for (size_t d = 0; d < nd && o.n; ++d) {
-            if ((rc = qx_bench_drafts(j->m, (uint32_t)o.draft.v[i], depth[d], (uint32_t)o.n, (uint32_t)o.repeat, &r, err))) {
+            if ((rc = qx_bench_drafts(j->m, (uint32_t)o.draft.v[i], o.has_accept ? o.accept : 1.0, depth[d], (uint32_t)o.n, (uint32_t)o.repeat, &r, err))) {
                 return rc;
             }
             emit(j, &r);
         }
     }
-    for (size_t i = 0; i < o.prompt.n; ++i) {
+    for (size_t i = 0; i < o.prompt.n && !o.has_shared; ++i) {
         if ((rc = qx_bench_prefill(j->m, o.prompt.v[i], (uint32_t)o.repeat, &r, err))) {
             return rc;
         }
@@ -342,7 +364,12 @@ static int load(struct job *j, const char *path, struct qx_ckpt **ck, struct qx_
     for (size_t i = 0; i < o.streams.n; ++i) {
         most = o.streams.v[i] > most ? o.streams.v[i] : most;
     }
+    if (o.has_shared) {
+        need = o.shared + (o.prompt.n ? o.prompt.v[0] : 2048) + (o.has_n ? o.n : 256) + 8;
+        ++most; /* the request that brings the prefix */
+    }
     struct qx_model_opts mo = QX_MODEL_OPTS_DEFAULT;
+    mo.draft_vocab = o.draft_vocab < UINT32_MAX ? (uint32_t)o.draft_vocab : UINT32_MAX;
     for (size_t i = 0; i < o.draft.n; ++i) {
         if (o.draft.v[i] < 1 || o.draft.v[i] > QX_DRAFT_MAX) {
             return qx_fail(err, QX_E_USAGE, "usage", "'--draft' wants 1 to %d drafts a round", QX_DRAFT_MAX);
@@ -350,7 +377,8 @@ static int load(struct job *j, const char *path, struct qx_ckpt **ck, struct qx_
         uint32_t k = (uint32_t)o.draft.v[i];
         mo.draft_max = k > mo.draft_max ? k : mo.draft_max;
     }
-    need += o.draft.n ? (o.repeat + 1) * o.n : 0; /* rounds move on, a token each and what is accepted */
+    /* rounds move on, a token each and what is accepted */
+    need += o.draft.n ? (uint64_t)((double)((o.repeat + 1) * o.n) * (o.has_accept ? o.accept : 1.0)) + QX_DRAFT_MAX : 0;
     mo.device = o.device;
     mo.n_threads = (uint32_t)o.common.threads;
     mo.precise = o.precise;
@@ -408,7 +436,7 @@ int main(int argc, char **argv)
         j.floor_bandwidth = j.floor_bandwidth > 0.0 ? j.floor_bandwidth : 1.0;
         table_init(&j.t, cols, QX_ARRAY_LEN(cols));
         rc = rows(&j, &err);
-        if (!j.ui.json && !o.csv) {
+        if (!j.ui.json && !o.csv && !o.has_shared) {
             table_print(&j.t, &j.ui, 0);
             ui_note(&j.ui, "%s, %s; copies reach %.2f TB/s (read and write), the floor takes %.2f TB/s", j.device,
                     j.layout, j.bandwidth * 1e-12, j.floor_bandwidth * 1e-12);

@@ -194,13 +194,17 @@ int qx_bench_decode(struct qx_model *m, uint32_t streams, uint64_t depth, uint32
     return rc;
 }
 
-int qx_bench_drafts(struct qx_model *m, uint32_t k, uint64_t depth, uint32_t n, uint32_t repeat,
+int qx_bench_drafts(struct qx_model *m, uint32_t k, double accept, uint64_t depth, uint32_t n, uint32_t repeat,
                     struct qx_bench_row *out, struct qx_error *err)
 {
     *out = (struct qx_bench_row){.streams = 1, .depth = depth, .drafts = k};
     repeat = repeat < 1 ? 1 : repeat > 64 ? 64 : repeat;
     double t[64], expert = 0.0, by_op[QX_OP_COUNT];
     struct bench_seqs b;
+    uint64_t tokens_kept = 0;
+    if (!(accept >= 1.0) || accept > k + 1.0) {
+        return qx_fail(err, QX_E_USAGE, "usage", "%u drafts a round keep 1 to %u tokens", k, k + 1);
+    }
     if (!m->mtp.loaded || k > m->budget.draft_max || !depth) {
         return qx_fail(err, QX_E_USAGE, "usage", "%u drafts a round need a draft head and some context", k);
     }
@@ -222,19 +226,32 @@ int qx_bench_drafts(struct qx_model *m, uint32_t k, uint64_t depth, uint32_t n, 
         s->held = true;
         s->cur = s->slots[0];
         line.done = line.has_next = false;
+        uint64_t waits = m->be->n_waits, allocs = m->be->n_allocs, before = line.stats.n_tokens;
         double t0 = now_s();
         uint32_t rounds = 0;
-        while (!rc && rounds < n && !line.done) {
+        for (; !rc && rounds < n && !line.done; ++rounds) {
+            line.n_forced = (uint32_t)((accept - 1.0) * (rounds + 1)) - (uint32_t)((accept - 1.0) * rounds);
             rc = qx_line_round(m, &lines, 1, err);
-            ++rounds;
         }
+        out->n_waits += r ? m->be->n_waits - waits : 0;
+        out->n_allocs += r ? m->be->n_allocs - allocs : 0;
+        rc = rc ? rc : qx_exec_wait(m, err); /* the draft head's last rows */
         if (r && !rc) {
             t[r - 1] = (now_s() - t0) / rounds;
+            out->n_steps += rounds;
+            tokens_kept += line.stats.n_tokens - before;
         }
     }
     rc = rc ? rc : qx_expert_bytes(m, &expert, err);
     if (!rc) {
         summarize(t, repeat, out);
+        for (uint32_t i = 0; i < m->n_graphs; ++i) {
+            const struct qx_graph *g = &m->graphs[i];
+            if (g->graph && g->key.n_drafts == k && g->n_nodes > out->n_nodes) {
+                out->n_nodes = g->n_nodes;
+            }
+        }
+        out->tokens = out->n_steps ? (double)tokens_kept / (double)out->n_steps : 1.0;
         double miss = 1.0 - (double)m->cfg->n_experts_per_tok / m->cfg->n_experts;
         out->unique_experts = m->cfg->n_experts * (1.0 - pow(miss, k + 1.0));
         qx_step_bytes(m, k + 1, depth, out->unique_experts, expert, by_op);

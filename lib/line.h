@@ -30,6 +30,7 @@ struct qx_line {
     uint32_t draft_ids[QX_DRAFT_MAX];
     uint32_t n_drafts;          /* of this round: asked for, then made */
     bool chained;               /* they are made by the draft head, on the device */
+    uint32_t n_forced;          /* measuring: so many drafts are kept whatever the main model chose */
     bool has_next;              /* the device has the first draft of the next round */
     /* measured K: time and tokens by number of drafts */
     double auto_ns[QX_DRAFT_MAX + 1], auto_tokens[QX_DRAFT_MAX + 1];

@@ -184,7 +184,7 @@ static int accept(struct qx_model *m, const struct step *st, struct qx_line *l, 
         for (;; ++i) {
             const float *row = st->logits_to_host ? m->b.host_logits + (size_t)(l->logit0 + i) * m->cfg->vocab_size
                                                   : NULL;
-            int32_t id = m->b.host_id[l->logit0 + i];
+            int32_t id = i < l->n_forced && i < l->n_drafts ? drafts[i].id : m->b.host_id[l->logit0 + i];
             if (id >= 0 && row) {
                 tell_logits(l, (uint64_t)row0[l->n_known - 1 + i].pos, row);
             }

@@ -130,7 +130,7 @@ SCHEMAS = {
         "draft": Or({"k": U, "rounds": U, "accepted": U, "acceptance_length": Or(F, N)}, N),
         "memory": {"host_peak_bytes": U, "device_peak_bytes": Or(U, N), "planned_bytes": Or(U, N)},
         "logit_positions": Or(ListOf(U), N)},
-    "qx.bench/1": {"kind": Enum("decode", "prefill", "op")},
+    "qx.bench/1": {"kind": Enum("decode", "prefill", "round", "workload", "op")},
     "qx.error/1": {"kind": S, "text": S, "file": Or(S, N), "tensor": Or(S, N), "offset": Or(U, N)},
 }
 
