@@ -529,6 +529,33 @@ static void compare_groups(const struct qx_quant_home *h, struct qx_findings *fs
     }
 }
 
+/* Full names of modules that stay plain, of parts that are stored: one that is no module was mistyped or
+ * damaged. A glob, or a name below one that is listed, may well match nothing. */
+static void report_unused_exceptions(const struct qx_resolved *r, struct qx_findings *fs)
+{
+    const struct qx_quant_home *h = r->used;
+    bool part[QX_PART_ANY + 1] = {false};
+    if (!h->ignore_key || strcmp(h->ignore_key, "modules_to_not_convert") != 0) {
+        return;
+    }
+    for (size_t i = 0; i < r->n; i++) {
+        part[qx_norm_name(r->modules[i].name, strlen(r->modules[i].name)).part] = true;
+    }
+    for (size_t i = 0; i < h->n_ignore; i++) {
+        const struct qx_quant_pattern *p = &h->ignore[i];
+        char text[400];
+        if (p->used || p->is_glob || !part[p->norm.part] ||
+            qx_quant_find_pattern(h->ignore, i, p->text, p->norm)) {
+            continue;
+        }
+        snprintf(text, sizeof text, "modules_to_not_convert names '%.200s', which no stored module is",
+                 p->text);
+        qx_findings_add(fs, &QX_REPORT("entry-without-module", QX_NOTE, .file = h->file, .key = p->text,
+                                       .expected = "a stored module", .found = "none", .text = text,
+                                       .group = "not_convert"));
+    }
+}
+
 static void report_unused_entries(struct qx_resolved *r, struct qx_findings *fs)
 {
     struct qx_quant_home *h = r->used;
@@ -562,6 +589,7 @@ static void report_unused_entries(struct qx_resolved *r, struct qx_findings *fs)
                                        .key = e->key, .expected = "a stored module",
                                        .found = "none", .text = text, .group = h->file));
     }
+    report_unused_exceptions(r, fs);
     for (size_t i = 0; i < h->n_convert; i++) {
         if (!h->convert[i].used) {
             snprintf(text, sizeof text,

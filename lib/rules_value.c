@@ -380,6 +380,17 @@ static int report_scale(struct verify *v, const struct qx_scan_item *it, struct 
         ok = ok && bad_scale(v, it, "scale-negative", QX_ERROR, QX_SCAN_IS_SIGNED, "sign bit clear",
                              "has its sign bit set");
     }
+    /* One number for a whole matrix that is too small is as wrong as one that is too large; small blocks are
+     * usual. Scales of activations are not asked: nothing bounds them. */
+    if (it->n[4] && it->role != ROLE_INPUT_SCALE) {
+        ok = ok && bad_scale(v, it, "scale-range", QX_WARNING, QX_SCAN_IS_HUGE, "below 4096",
+                             "would give weights beyond a million");
+    }
+    if (it->n[5] && it->t->n_elems == 1 && it->role != ROLE_INPUT_SCALE) {
+        rc = codes_zero(v, it, &zero, err);
+        ok = ok && (zero || bad_scale(v, it, "scale-range", QX_WARNING, QX_SCAN_IS_TINY, "2^-41 or more",
+                                      "leaves all weights below a hundred millionth"));
+    }
     if (n_zero && (it->role == ROLE_BLOCK_SCALE || it->role == ROLE_TABLE_BLOCK)) {
         struct zero_blocks z;
         const struct qx_tensor *codes = it->role == ROLE_TABLE_BLOCK

@@ -21,6 +21,10 @@ uint32_t qx_scan_elem_size(enum qx_scan_kind k)
     return elem_size[k];
 }
 
+#define HUGE_EXP 12   /* of scales: 2^12 x 448 > 10^6 */
+#define TINY_EXP (-41) /* 2^-41 x 448 x 6 < 10^-8 */
+#define E8M0_HUGE (127 + HUGE_EXP)
+
 /* An IEEE-like element of `bits` bits with `mb` mantissa bits. */
 static unsigned classify_float(uint64_t v, unsigned bits, unsigned mb, bool scale)
 {
@@ -33,7 +37,10 @@ static unsigned classify_float(uint64_t v, unsigned bits, unsigned mb, bool scal
     }
     if (scale && !c) {
         c |= v >> (bits - 1) ? QX_SCAN_IS_SIGNED : 0u;
+        int exp = (int)(magnitude >> mb) - (int)(top / 2);
         c |= magnitude == 0 ? QX_SCAN_IS_ZERO : 0u;
+        c |= exp >= HUGE_EXP ? QX_SCAN_IS_HUGE : 0u;
+        c |= magnitude != 0 && exp < TINY_EXP ? QX_SCAN_IS_TINY : 0u;
     }
     return c;
 }
@@ -51,7 +58,7 @@ unsigned qx_scan_classify(enum qx_scan_kind k, const void *elem)
     case QX_SCAN_E5M2:
         return classify_float(v, 8, 2, false);
     case QX_SCAN_E8M0:
-        return v == 0xffu ? QX_SCAN_IS_NAN : 0u;
+        return v == 0xffu ? QX_SCAN_IS_NAN : v >= E8M0_HUGE ? QX_SCAN_IS_HUGE : 0u;
     case QX_SCAN_BLOCK_SCALE:
         if ((v & 0x7fu) == 0x7fu) {
             return QX_SCAN_IS_NAN;
@@ -130,7 +137,7 @@ unsigned qx_scan_block(enum qx_scan_kind k, const void *src, size_t n)
         LOOP(v8, uint8_t, (x & 0x7c) + 4, 0x80);
         break;
     case QX_SCAN_E8M0:
-        LOOP(v8, uint8_t, x == 0xff, 0xff);
+        LOOP(v8, uint8_t, x >= E8M0_HUGE, 0xff);
         break;
     case QX_SCAN_BLOCK_SCALE: /* suspect outside 01..7e: x - 1 and x + 1 both stay below 80 inside */
         fill = 1;

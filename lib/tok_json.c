@@ -166,7 +166,7 @@ static int read_model(struct qx_tok_loader *l, struct qx_json_pull *j)
 static int read_added_token(struct qx_tok_loader *l, struct qx_json_pull *j, int64_t id)
 {
     static const char *const must_be_off[] = {"lstrip", "rstrip", "single_word"};
-    struct qx_tok_loaded e = {.added = true};
+    struct qx_tok_loaded e = {.added = true, .in_config = id >= 0};
     bool has_content = false;
     if (j->type != QX_JSON_OBJECT) {
         return wrong(l, j, "added_tokens", "a list of objects");

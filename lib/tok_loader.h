@@ -6,7 +6,9 @@
 #include "json_pull.h"
 #include "tok.h"
 
-struct qx_tok_loaded { uint64_t off; uint32_t len, id; bool special, added; };
+#define QX_TOK_CONFIG "tokenizer_config.json"
+
+struct qx_tok_loaded { uint64_t off; uint32_t len, id; bool special, added, in_config; };
 
 struct qx_tok_loader {
     struct qx_tok *t;            /* bytes collects the texts; nfc, split, ignore_merges are set */

@@ -78,6 +78,7 @@ static int build_vocab(struct qx_tok_loader *l)
                 if (x->len != e->len || !bytes.p ||
                     memcmp(bytes.p + x->off, t->bytes.p + e->off, e->len) != 0) {
                     qx_buf_fini(&bytes);
+                    l->file = e->in_config ? QX_TOK_CONFIG : l->file;
                     return qx_tok_bad(l, "tokenizer-value", "two added tokens have the id %u", e->id);
                 }
                 x->special = x->special || e->special;
@@ -303,7 +304,7 @@ int qx_tok_parse(struct qx_tok **out, const char *text, size_t n, const char *fi
     alphabet(l);
     rc = qx_tok_read_json(l, n);
     if (rc == 0 && config) {
-        l->file = "tokenizer_config.json";
+        l->file = QX_TOK_CONFIG;
         rc = qx_tok_read_config(l, config, n_config, &eos);
         l->file = file;
         l->text = text;

@@ -386,6 +386,7 @@ def with_tensor(name, t):
 
 
 ONE = f32([1], 1.0)
+tensors("scale-range", with_tensor(EXPERT + "up_proj.weight_scale_2", f32([], 1e30)))
 tensors("missing-tensor", without("layers.0.linear_attn.A_log"))
 tensors("unexpected-tensor", with_tensor(L + "something.weight", ONE))
 tensors("shape", with_tensor(L + "layers.3.self_attn.q_proj.weight", bf16([32, 64], np.ones((32, 64)))))

@@ -11,13 +11,15 @@ Three runs:
 
 A change of the first two runs is in one of these classes, and the test fails if it is in none:
   found      verify ends with 1 or 3, or reports a finding that it did not report before;
-  no effect  `inspect --json` and everything that READ_ALL decodes are as before;
-  plausible  a scale now has another value that a scale may have (finite, positive). Nothing in the
-             checkpoint tells, so the test shows that a manifest does: file and tensor are named;
-  arithmetic a number of the configuration that only the arithmetic of `run` uses and that nothing stored
-             depends on (listed below): what is stored and how it is read is as before."""
+  no effect  `inspect --json`, everything that READ_ALL decodes, and what `run` computes are as before: logits
+             of 71 positions, those of the draft head, and the tokens that follow with the defaults for stopping;
+  results    something of that is different and nothing in the checkpoint tells: a scale now has another value
+             that a scale may have, or a number of the configuration that only the arithmetic uses (listed
+             below) another that it may have. Only a manifest can find it, and the test demands that it does:
+             the file is named, and the tensor if the byte is one's. They are listed and counted."""
 
 import argparse
+import hashlib
 import json
 import os
 import random
@@ -28,8 +30,13 @@ import sys
 import tempfile
 
 LAYOUTS = ("bf16", "fp8", "mixed", "nvfp4", "nvfp4-ple")
-# Keys that nothing stored depends on. A change is judged `no effect` before this list is asked.
-ARITHMETIC = {"eos_token_id", "text_config.eos_token_id"}
+# Keys that nothing stored depends on: another value that they may have changes results only.
+ARITHMETIC = {"text_config." + k for k in (
+    "eos_token_id", "bos_token_id", "pad_token_id", "indexer_budget", "max_position_embeddings", "norm_topk_prob",
+    "num_experts_per_tok", "rms_norm_eps", "rope_parameters.rope_theta", "rope_theta", "hidden_act",
+    "rope_parameters.partial_rotary_factor", "partial_rotary_factor", "indexer_compress_ratio")} | {"eos_token_id"}
+# 72 of the 512 ids, one of them the id that starts the n-gram hash afresh.
+PROMPT = [500 if i == 40 else (i * i * 31 + i * 7 + 3) % 500 for i in range(72)]
 SCALE = re.compile(r"(weight_scale|weight_scale_inv|weight_scale_2|input_scale)$")
 BUFFER = re.compile(r"(layer_multipliers|ngram_heads_offsets|ngram_heads_vocab_sizes)$")
 
@@ -54,7 +61,9 @@ class Checkpoint:
         for f in self.files:
             os.symlink(os.path.join(path, f), os.path.join(self.copy, f))
         self.code, self.findings = self.verify()
-        self.inspected, self.read = self.results()
+        self.inspected, self.read, self.ran = self.results()
+        if self.ran[0] != 0:
+            raise SystemExit(f"{path} does not run: {self.ran}")
         self.manifest = os.path.join(scratch, os.path.basename(path) + ".sums")
         subprocess.run([tools.qx("verify"), self.copy, "--write-manifest", self.manifest], check=True,
                        stdout=subprocess.DEVNULL)
@@ -75,7 +84,27 @@ class Checkpoint:
                            stderr=subprocess.DEVNULL, check=False)
         r = subprocess.run([self.tools.read_all, self.copy], timeout=120, stdout=subprocess.PIPE,
                            stderr=subprocess.DEVNULL, check=False)
-        return i.stdout, (r.returncode, r.stdout)
+        return i.stdout, (r.returncode, r.stdout), self.run()
+
+    def run(self):
+        """What run computes: exit status, hashes of logits, tokens and why they end."""
+        out = [os.path.join(self.scratch, n) for n in ("logits.npy", "draft.npy")]
+        for f in out:
+            if os.path.exists(f):
+                os.unlink(f)
+        r = subprocess.run([self.tools.qx("run"), self.copy, "--tokens", ",".join(map(str, PROMPT)), "-n", "6",
+                            "--greedy", "--logits", out[0], "--draft-logits", out[1], "--positions",
+                            f"0-{len(PROMPT) - 2}", "--device", "cpu", "--json", "-q"], timeout=120,
+                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+        hashes = []
+        for f in out:
+            if not os.path.exists(f):
+                hashes.append(None)
+                continue
+            with open(f, "rb") as h:
+                hashes.append(hashlib.sha256(h.read()).hexdigest())
+        doc = json.loads(r.stdout) if r.returncode == 0 else {}
+        return r.returncode, hashes, doc.get("tokens"), doc.get("stop_reason")
 
     def with_file(self, name, content):
         at = os.path.join(self.copy, name)
@@ -136,17 +165,20 @@ def judge(c, file, tensor, path=None):
     new = [f for f in findings if key(f) not in before]
     if code != 0 or new:
         return "found", (new or findings)[0]["kind"]
-    inspected, read = c.results()
-    if (inspected, read) == (c.inspected, c.read):
+    inspected, read, ran = c.results()
+    changed = [what for what, a, b in (("inspect", inspected, c.inspected), ("decoded values", read, c.read),
+                                       ("run", ran, c.ran)) if a != b]
+    if not changed:
         return "no effect", ""
-    if tensor and SCALE.search(tensor):
-        _, listed = c.verify("--manifest", c.manifest)
-        if names(listed, "file", file) and names(listed, "tensor", tensor):
-            return "plausible", "checksum"
-        return None, "not found with a manifest either"
-    if path in ARITHMETIC and read[0] == 0:
-        return "arithmetic", path
-    return None, "inspect differs" if inspected != c.inspected else "decoded values differ"
+    what = " and ".join(changed)
+    if not (tensor and SCALE.search(tensor)) and path not in ARITHMETIC:
+        return None, what + " changed"
+    if ran[0] != 0:
+        return None, f"run ends with {ran[0]}, verify finds nothing"
+    _, listed = c.verify("--manifest", c.manifest)
+    if not names(listed, "file", file) or not (tensor is None or names(listed, "tensor", tensor)):
+        return None, what + " changed, not found with a manifest either"
+    return "results", what + " changed; found with a manifest"
 
 
 def leaves(node, path=()):
@@ -206,7 +238,7 @@ def run_fields(checkpoints, n, rng, count, note):
         old = node[path[-1]]
         node[path[-1]] = changed(old, rng)
         c.with_file(f, json.dumps(doc, indent=2).encode())
-        verdict, what = judge(c, f, None, ".".join(path))
+        verdict, what = judge(c, f, None, ".".join(map(str, path)))
         c.restore(f)
         count("fields", verdict)
         note(verdict, f"{os.path.basename(c.path)} {f} {'.'.join(path)}: {old!r} -> {node[path[-1]]!r}", what)
@@ -257,7 +289,7 @@ def main():
     def note(verdict, text, what):
         if verdict is None:
             bad.append(f"{text}: {what}")
-        if a.verbose or verdict is None:
+        if a.verbose or verdict in (None, "results"):
             print(f"{verdict or 'MISSED':10} {text}: {what}", flush=True)
 
     scratch = tempfile.mkdtemp(prefix="qx-mutate-")
