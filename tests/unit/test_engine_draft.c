@@ -86,6 +86,8 @@ static void check_drafts(struct fx_model *f, const uint32_t *ids, size_t n, stru
         fx_ok(qx_gen_generate(f->g, &gp, &st, &err), &err);
         drafted += st.drafted;
         accepted += st.accepted;
+        /* A round waits for the device once; penalties need the drafts on the host first. */
+        assert_true(st.waits <= st.rounds * (s.repeat_penalty != 1.0f ? 2 : 1));
         uint8_t digest[16];
         fx_ok(qx_gen_digest(f->g, digest, &err), &err);
         /* The last id is pending: consumed are all but that one. */
