@@ -778,7 +778,8 @@ bool gdn_prompt_fits(struct qx_queue *q, const struct qx_op_gdn *o)
                         (uintptr_t)o->norm;
     return o->prompt && o->step->n_rows >= MIN_RUN && o->step->n_rows <= MAX_WORDS * 32 && o->conv_kernel == TAPS &&
            (a & 15) == 0 && o->in_stride % 4 == 0 && o->conv_slot_stride % 4 == 0 &&
-           o->v_heads * GDN_D * GDN_D * 4 + ((size_t)1 << 20) <= PLAN_BYTES && channels < (1u << 24) && has_bulk(q);
+           o->v_heads * GDN_D * GDN_D * 4 + ((size_t)1 << 20) <= PLAN_BYTES && channels < (1u << 24) && has_bulk(q) &&
+           sizeof(intra_smem) <= (size_t)q->smem_max && sizeof(scan_smem) <= (size_t)q->smem_max;
 }
 
 int gdn_prompt(struct qx_queue *q, const struct qx_op_gdn *o, gdn_args *g)

@@ -182,8 +182,7 @@ __global__ void __launch_bounds__(SEL_T) qsa_pick_rows(const __grid_constant__ s
 
 bool select_prompt_fits(const struct qx_queue *q, const struct qx_op_qsa_select *o)
 {
-    (void)q;
-    return o->prompt && o->step->n_rows >= 16 && o->i_heads == SC_HEADS && o->i_dim == SC_D && o->kv.bf16 &&
+    return sizeof(score_smem) <= (size_t)q->smem_max && o->prompt && o->step->n_rows >= 16 && o->i_heads == SC_HEADS && o->i_dim == SC_D && o->kv.bf16 &&
            (((uintptr_t)o->iq | (uintptr_t)o->kv.pooled) & 15) == 0;
 }
 
@@ -376,7 +375,7 @@ bool attend_prompt_fits(const struct qx_queue *q, const struct qx_op_qsa_attend 
 {
     const uintptr_t at = (uintptr_t)o->q | (uintptr_t)o->in | (uintptr_t)o->o | (uintptr_t)o->kv.k | (uintptr_t)o->kv.v;
     return o->prompt && o->act_bf16 && o->kv.bf16 && o->ratio == 4 && o->budget_blocks < AT_BLOCKS &&
-           o->n_heads / o->n_kv_heads <= 16 && (at & 15) == 0 && o->in_stride % 2 == 0 && has_bulk(q);
+           o->n_heads / o->n_kv_heads <= 16 && (at & 15) == 0 && o->in_stride % 2 == 0 && has_bulk(q) && sizeof(attend_smem) <= (size_t)q->smem_max;
 }
 
 int attend_prompt(struct qx_queue *q, const struct qx_op_qsa_attend *o)

@@ -454,7 +454,7 @@ static int op_index(const char *name)
     return 0;
 }
 
-struct options { const char *op, *backend; uint64_t seed; unsigned repeat; bool list, bench, json, verbose; unsigned as; };
+struct options { const char *op, *backend; uint64_t seed; unsigned repeat; bool list, bench, json, verbose; unsigned as, part, parts; };
 
 static bool check_case(struct kern_ctx *ref, struct kern_ctx *dev, const struct kern_case *k,
                        const struct options *o)
@@ -553,8 +553,9 @@ static bool open_ctx(struct kern_ctx *c, const char *name, uint32_t threads)
 static int usage(void)
 {
     fprintf(stderr, "usage: kerncheck [--list] [--op GLOB] [--backend cpu|cuda[:N]] [--seed N] [--repeat N]\n"
-                    "                 [--bench] [--json] [--as CAPABILITY] [-v]\n"
-                    "--as 120: with the variants that such a device would get (90: one that runs PTX)\n");
+                    "                 [--bench] [--json] [--as CAPABILITY] [--part I/N] [-v]\n"
+                    "--as 120: with the variants that such a device would get (90: one that runs PTX)\n"
+                    "--part 0/4: every fourth case, from the first on\n");
     return 2;
 }
 
@@ -563,7 +564,7 @@ int main(int argc, char **argv)
     struct options o = {.op = "*", .backend = "cuda", .seed = 1, .repeat = 1};
     static const struct option longs[] = {
         {"list", 0, 0, 'l'}, {"op", 1, 0, 'o'}, {"backend", 1, 0, 'b'}, {"seed", 1, 0, 's'}, {"repeat", 1, 0, 'r'},
-        {"bench", 0, 0, 'B'}, {"json", 0, 0, 'j'}, {"as", 1, 0, 'a'}, {0, 0, 0, 0}};
+        {"bench", 0, 0, 'B'}, {"json", 0, 0, 'j'}, {"as", 1, 0, 'a'}, {"part", 1, 0, 'p'}, {0, 0, 0, 0}};
     int ch;
     while ((ch = getopt_long(argc, argv, "v", longs, NULL)) != -1) {
         switch (ch) {
@@ -575,6 +576,11 @@ int main(int argc, char **argv)
         case 'B': o.bench = true; break;
         case 'j': o.json = true; break;
         case 'a': o.as = (unsigned)strtoul(optarg, NULL, 10); break;
+        case 'p':
+            if (sscanf(optarg, "%u/%u", &o.part, &o.parts) != 2 || o.part >= o.parts) {
+                return usage();
+            }
+            break;
         case 'v': o.verbose = true; break;
         default: return usage();
         }
@@ -595,21 +601,22 @@ int main(int argc, char **argv)
             die(ref.err.msg);
         }
     }
-    unsigned n = 0, bad = 0;
+    unsigned n = 0, bad = 0, at = 0;
     bool seen[QX_OP_COUNT] = {false};
     for (size_t s = 0; s < QX_ARRAY_LEN(suites); ++s) {
         for (const struct kern_case *k = suites[s]; k->op; ++k) {
             seen[op_index(k->op)] = true;
-            if (fnmatch(o.op, k->op, 0)) {
+            if (fnmatch(o.op, k->op, 0) || (!o.list && (k->bench != 0) != o.bench)) {
+                continue;
+            }
+            if (o.parts && at++ % o.parts != o.part) {
                 continue;
             }
             if (o.list) {
                 printf("%s/%s/%d%s\n", k->op, k->name, k->variant, k->bench ? " (bench)" : "");
             } else if (o.bench) {
-                if (k->bench) {
-                    bench_case(&dev, k, &o);
-                }
-            } else if (!k->bench) {
+                bench_case(&dev, k, &o);
+            } else {
                 for (unsigned r = 0; r < o.repeat; ++r) {
                     struct options t = o;
                     t.seed = o.seed + r;
