@@ -450,7 +450,8 @@ static int bind_expert(struct qx_bind *b, const char *p, uint32_t e, int which, 
     char fused[512];
     snprintf(fused, sizeof fused, "%smlp.experts.%s", p, which == 2 ? "down_proj" : "gate_up_proj");
     if (!qx_resolved_find(b->r, fused)) {
-        strcat(name, ".weight");
+        size_t at = strlen(name);
+        snprintf(name + at, sizeof name - at, ".weight");
         (void)need(b, name);
         return 0;
     }

@@ -52,8 +52,9 @@ static void check_rope(const struct checker *k)
         for (const struct qx_json *v = sections->child; v; v = v->next) {
             sum += v->type == QX_JSON_NUMBER && !v->is_nonfinite ? v->f64 : -1e9;
         }
-        if (sum != c->rotary_dim / 2) {
-            snprintf(expected, sizeof expected, "a sum of %" PRIu32, c->rotary_dim / 2);
+        uint32_t half = c->rotary_dim / 2;
+        if (sum != half) {
+            snprintf(expected, sizeof expected, "a sum of %" PRIu32, half);
             snprintf(found, sizeof found, "%.9g", sum);
             say(k, QX_WARNING, "config-value", "text_config.rope_parameters.mrope_section",
                 expected, found,

@@ -16,8 +16,6 @@
 #include <time.h>
 #include <unistd.h>
 
-extern char **environ;
-
 struct talk {
     pid_t child;
     int to, from;               /* -1 when closed */

@@ -243,7 +243,7 @@ static bool partial_in_hub_folder(const char *dir, const char *name, char *out, 
     for (const struct dirent *e; d && !found && (e = readdir(d)) != NULL;) {
         if (qx_str_starts(e->d_name, name) && qx_str_ends(e->d_name, ".incomplete")) {
             int k = snprintf(path + n, sizeof path - (size_t)n, "/%s", e->d_name);
-            found = k > 0 && (size_t)(n + k) < sizeof path && partial_at(path, out, cap);
+            found = k > 0 && (size_t)n + (size_t)k < sizeof path && partial_at(path, out, cap);
         }
     }
     if (d) {

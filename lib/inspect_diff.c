@@ -23,6 +23,7 @@ static void only_in(struct differ *d, const struct qx_tensor *t, bool in_a)
 {
     char shape[96];
     char what[128];
+    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): one of the two is there */
     snprintf(what, sizeof what, "%s %s", qx_dtype_name((enum qx_dtype)t->dtype),
              qx_shape_text(t->shape, t->n_dims, shape));
     qx_findings_add(d->fs,

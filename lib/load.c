@@ -147,7 +147,7 @@ static int upload_half(struct loader *l, uint32_t n, struct qx_error *err)
 static int stream_pieces(struct loader *l, struct qx_pool *pool, struct qx_error *err)
 {
     struct qx_model *m = l->b->m;
-    size_t n_slots, *first = NULL;
+    size_t n_slots = 0, *first = NULL;
     int rc = plan_spans(l, NULL, &n_slots, err);
     if (!rc && (first = qx_malloc((n_slots + 1) * sizeof *first)) == NULL) {
         rc = qx_fail_nomem(err);

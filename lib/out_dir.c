@@ -398,12 +398,12 @@ static int put_in_place(struct qx_out_dir *d, struct qx_error *err)
                    ? io_failed(d->part, errno, "remove the replaced output", err)
                    : 0;
     }
-    char *old = qx_malloc(strlen(d->target) + 5);
+    size_t cap = strlen(d->target) + sizeof ".old";
+    char *old = qx_malloc(cap);
     if (old == NULL) {
         return qx_fail_nomem(err);
     }
-    strcpy(old, d->target);
-    strcat(old, ".old");
+    snprintf(old, cap, "%s.old", d->target);
     int rc = 0;
     if (rename(d->target, old) != 0 || rename(d->part, d->target) != 0) {
         rc = io_failed(d->target, errno, "rename", err);

@@ -303,12 +303,12 @@ static void read_patterns(struct qreader *r, struct qx_quant_home *h, const stru
     }
     size_t bytes = 0;
     struct qx_quant_pattern *list = NULL;
-    if (v->n_children && qx_mul_size(v->n_children, sizeof *list, &bytes)) {
+    if (qx_mul_size(v->n_children, sizeof *list, &bytes)) {
         list = qx_arena_alloc(r->arena, bytes, _Alignof(struct qx_quant_pattern));
-        if (!list) {
-            r->rc = qx_fail_nomem(r->err);
-            return;
-        }
+    }
+    if (!list) {
+        r->rc = qx_fail_nomem(r->err);
+        return;
     }
     size_t n = 0;
     for (const struct qx_json *e = v->child; e; e = e->next) {

@@ -100,7 +100,9 @@ static int collect(struct qx_repack *r, struct modules *m, struct qx_error *err)
     if (!ok) {
         return qx_fail_nomem(err);
     }
-    qsort(m->v, m->n, sizeof *m->v, by_name);
+    if (m->n > 1) {
+        qsort(m->v, m->n, sizeof *m->v, by_name);
+    }
     m->table = QX_F_NONE;
     if (tab != NULL && tab->present) {
         m->table = r->table.changed ? r->table.to : tab->format;

@@ -496,7 +496,7 @@ int rp_plan_jobs(struct qx_repack *r, struct qx_error *err)
     /* The process itself, the input's names (twice: headers and resolved modules), the output's,
      * its headers and index, and the workers. */
     r->info.peak_bytes = (24u << 20) + qx_ckpt_n_tensors(r->ck) * 700 +
-                         r->n_t * (400 + 8 * (names / r->n_t + 1)) + r->n_j * sizeof *r->j +
+                         r->n_t * 408 + 8 * names + r->n_j * sizeof *r->j +
                          (threads > 0 ? threads : 1) * worker_bytes(r);
     return 0;
 }

@@ -268,7 +268,7 @@ static int expert(struct qx_repack *r, const struct rp_job *j, const struct rp_s
         return qx_fail_nomem(err);
     }
     int rc = 0;
-    float amax[3];
+    float amax[3] = {0};
     for (int p = 0; rc == 0 && p < 3; p++) {
         bool finite = true;
         rc = read_proj(r, &e->p[p], p < 2 ? c->inter : c->hidden, x + (uint64_t)p * n, err);

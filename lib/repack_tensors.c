@@ -201,7 +201,7 @@ int rp_plan_table(struct qx_repack *r, struct qx_error *err)
     if (rc != 0) {
         return rc;
     }
-    for (uint32_t i = 0; i < src->n_shards && !src->packed_rows; i++) {
+    for (uint32_t i = 0; src && i < src->n_shards && !src->packed_rows; i++) {
         const struct qx_table_shard *s = &src->shards[i];
         if (s->weight == NULL) {
             return qx_fail(err, QX_E_MISSING, "ple-shard-missing",
@@ -422,18 +422,18 @@ static bool add_expert_tensors(struct qx_repack *r, struct rp_container *c, uint
         }
         if (nvfp4) {
             shape[1] = cols / QX_NVFP4_BLOCK;
-            strcpy(name + n, "_scale");
+            snprintf(name + n, sizeof name - (size_t)n, "_scale");
             if (rp_add(r, name, "F8_E4M3", shape, 2, shape[0] * shape[1], RP_EXPERT) == NULL) {
                 return false;
             }
-            strcpy(name + n, "_scale_2");
+            snprintf(name + n, sizeof name - (size_t)n, "_scale_2");
             if (rp_add(r, name, "F32", shape, 0, 4, RP_EXPERT) == NULL) {
                 return false;
             }
         } else {
             shape[0] = qx_ceil_div(rows, QX_FP8_BLOCK_SIDE);
             shape[1] = qx_ceil_div(cols, QX_FP8_BLOCK_SIDE);
-            strcpy(name + n, "_scale_inv");
+            snprintf(name + n, sizeof name - (size_t)n, "_scale_inv");
             if (rp_add(r, name, "BF16", shape, 2, 2 * shape[0] * shape[1], RP_EXPERT) == NULL) {
                 return false;
             }

@@ -316,6 +316,7 @@ static void report_other(struct qx_resolved *r, struct qx_findings *fs, const ch
     bool dtype = want != (enum qx_dtype)w->dtype;
     const char *expected = dtype ? qx_dtype_name(want) : qx_format_name(cl->format);
     const char *found = dtype ? qx_dtype_name((enum qx_dtype)w->dtype) : qx_format_name(form);
+    /* NOLINTNEXTLINE(clang-analyzer-core.NonNullParamChecker): who has a weight has a module */
     const char *proj = strrchr(module, '.');
     snprintf(group, sizeof group, "%s %s %s %.60s", expected, found, qx_source_name(cl->source),
              proj ? proj : module);

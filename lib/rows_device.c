@@ -120,21 +120,22 @@ static int run_piece(struct piece *p, const uint64_t *rows, size_t n, void *dst,
     if (rc == 0 && r->scale_bytes > 0) {
         rc = be->upload(p->q, p->d_scales.p, p->scales, n * r->scale_bytes);
     }
+    uint64_t per_stack = r->rows_per_stack > 0 ? r->rows_per_stack : UINT64_MAX;
     for (size_t i = 0; rc == 0 && i < n;) {
-        uint64_t stack = r->rows_per_stack > 0 ? rows[i] / r->rows_per_stack : 0;
+        uint64_t stack = rows[i] / per_stack;
         size_t k = i + 1;
         const void *scale =
             r->scale_bytes > 0 ? (uint8_t *)p->d_scales.p + i * r->scale_bytes : NULL;
         uint32_t row0 = 0;
         if (p->fmt == QX_W_FP8_BLOCK) {
             /* Rows that follow each other keep their place in the 128-row blocks. */
-            while (k < n && rows[k] == rows[k - 1] + 1 && rows[k] / r->rows_per_stack == stack) {
+            while (k < n && rows[k] == rows[k - 1] + 1 && rows[k] / per_stack == stack) {
                 k++;
             }
-            row0 = (uint32_t)(rows[i] % r->rows_per_stack);
+            row0 = (uint32_t)(rows[i] % per_stack);
             scale = (float *)p->d_blocks.p + stack * r->block_rows * r->block_cols;
         } else {
-            while (k < n && (r->n_global <= 1 || rows[k] / r->rows_per_stack == stack)) {
+            while (k < n && (r->n_global <= 1 || rows[k] / per_stack == stack)) {
                 k++;
             }
         }

@@ -461,7 +461,7 @@ static void add_shard(struct table_nan *a, const struct qx_table *t, const struc
 {
     uint64_t n = it->n[0] + it->n[1], first, width = it->t->n_dims ? it->t->shape[it->t->n_dims - 1] : 1;
     uint64_t row;
-    if (!n || !width) {
+    if (!t || !n || !width) {
         return;
     }
     first = it->n[0] && (!it->n[1] || it->first[0] < it->first[1]) ? it->first[0] : it->first[1];

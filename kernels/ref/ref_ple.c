@@ -46,6 +46,7 @@ int ref_ple_ids(struct qx_queue *q, const struct qx_op_ple_ids *a)
             }
         }
         if (s->state_out[r] >= 0) {
+            /* NOLINTNEXTLINE(clang-analyzer-core.NonNullParamChecker): a step that keeps states has slots */
             memcpy(a->prev + (uint64_t)s->state_out[r] * a->prev_slot_stride, window,
                    sizeof *window * n_prev);
         }

@@ -213,6 +213,7 @@ static void attend_one(const struct qx_queue *q, void *user, uint64_t i)
             attend_pos(q, &t, (int64_t)block[b] * a->ratio + j);
         }
     }
+    /* NOLINTNEXTLINE(clang-analyzer-core.DivideZero): the ratio is positive */
     for (int64_t p = (pos + 1) / a->ratio * a->ratio; p <= pos; ++p) {
         attend_pos(q, &t, p);
     }
