@@ -107,6 +107,7 @@ static void emit(struct job *j, const struct qx_bench_row *r)
         qx_json_str(&w, "kind", prefill ? "prefill" : r->drafts ? "round" : "decode");
         qx_json_str(&w, "device", j->device);
         qx_json_str(&w, "layout", j->layout);
+        qx_json_str(&w, "geometry", o.geometry ? o.geometry : "checkpoint");
         qx_json_u64(&w, "streams", r->streams);
         qx_json_u64(&w, "depth", r->depth);
         qx_json_u64(&w, "prompt", r->prompt);

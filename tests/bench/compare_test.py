@@ -73,6 +73,12 @@ with tempfile.TemporaryDirectory() as d:
     if len(rows) != 5 or rows['mixed decode streams 1 depth 4096'] != 0.5:
         BAD += 1
         print('FAIL kept', rows)
+    small = dict(row(0.7), geometry='some/where/slice.json')
+    expect('another geometry is another measurement', run('--baseline', base, '--update', stdin=text(small)), 0)
+    rows = json.loads(base.read_text())['devices']['NVIDIA H200']
+    if rows.get('slice.json mixed decode streams 1 depth 4096') != 0.7 or rows['mixed decode streams 1 depth 4096'] != 0.5:
+        BAD += 1
+        print('FAIL geometry', rows)
     base.write_text('{"schema": "other/1", "devices": {}}')
     expect('no baseline of ours', run('--baseline', base, stdin=first), 2, 'other/1')
 sys.exit(1 if BAD else 0)
