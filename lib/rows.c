@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #define SPAN_BYTES (256u * 1024)
@@ -320,17 +321,18 @@ static size_t span_of(const struct reader *rd, const struct want *w, size_t n)
 
 /* ---- many small spans --------------------------------------------------------------------- */
 
-/* A call a span costs more than its rows do. Rows whose pages are in memory already are decoded
- * straight from a map; when they are not, many reads are put in flight at once. Which it is, is
- * asked for a few spans of every window and only decides the speed. The pages of a table that is
- * not small are given back window by window, since they would count as this process's memory. */
+/* Rows whose pages are not in memory are read with many reads in flight at once. Others of a table
+ * that is small for this machine are decoded straight from a map. Of a large table a map's pages are given back window by
+ * window, since they would count as this process's memory; then a map is faster than a call a span
+ * where the page cache holds large pieces, and slower where it holds single pages, so both are
+ * timed and the faster one is used. All of that only decides the speed. */
 #define MANY 1024u
 #define GROUP 256u
 #define GROUP_BYTES (1u << 20)
 #define PROBES 8u
 #define WINDOW 256u
+#define LOOK_AGAIN 64u /* every so many windows the slower way is timed again */
 #define AROUND_BYTES 65536u /* a fault maps what is in memory around it, up to this */
-#define MAP_BYTES (512ull << 20)
 
 static const uint8_t *mapped(const struct qx_rows *r, uint64_t part, bool scale)
 {
@@ -369,6 +371,11 @@ static bool in_memory(const struct reader *rd, const struct want *w, size_t n)
     return true;
 }
 
+static bool is_small(const struct qx_rows *r)
+{
+    return r->n_rows <= r->map_bytes / (r->code_bytes + r->scale_bytes + 1);
+}
+
 /* Unmaps the pages around [first, end) of a tensor mapped at p; they stay in the cache. */
 static void give_back(const uint8_t *p, uint64_t size, uint64_t first, uint64_t end)
 {
@@ -399,7 +406,7 @@ static void done_with(const struct reader *rd, const struct want *w, size_t n)
 static int read_mapped(struct reader *rd, const struct want *w, size_t n, struct qx_error *err)
 {
     const struct qx_rows *r = rd->r;
-    bool small = r->n_rows <= MAP_BYTES / (r->code_bytes + r->scale_bytes + 1);
+    bool small = is_small(r);
     size_t begin = 0;
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < n;) {
@@ -496,6 +503,42 @@ static int read_in_flight(struct reader *rd, const struct want *w, size_t n, str
     return rc;
 }
 
+static int read_spans(struct reader *rd, const struct want *w, size_t n, struct qx_error *err)
+{
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < n;) {
+        size_t k = span_of(rd, w + i, n - i);
+        rc = read_span(rd, w + i, k, err);
+        i += k;
+    }
+    return rc;
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* A window of a large table in memory, in the way that took less time lately. */
+static int read_timed(struct reader *rd, const struct want *w, size_t n, struct qx_error *err)
+{
+    struct qx_row_times *t = rd->r->times;
+    uint32_t ns[2] = {atomic_load_explicit(&t->row_ns[0], memory_order_relaxed),
+                      atomic_load_explicit(&t->row_ns[1], memory_order_relaxed)};
+    uint32_t k = atomic_fetch_add_explicit(&t->n_windows, 1, memory_order_relaxed);
+    bool map = ns[1] == 0 || (ns[0] != 0 && ns[1] < ns[0]);
+    map = map != (k % LOOK_AGAIN == LOOK_AGAIN - 1);
+    uint64_t start = now_ns();
+    int rc = map ? read_mapped(rd, w, n, err) : read_spans(rd, w, n, err);
+    uint64_t each = (now_ns() - start) / n + 1, old = ns[map];
+    each = old == 0 ? each : (3 * old + each) / 4;
+    atomic_store_explicit(&t->row_ns[map], each < UINT32_MAX ? (uint32_t)each : UINT32_MAX,
+                          memory_order_relaxed);
+    return rc;
+}
+
 static int read_wants(struct reader *rd, const struct want *w, size_t n, struct qx_error *err)
 {
     const struct qx_rows *r = rd->r;
@@ -510,15 +553,14 @@ static int read_wants(struct reader *rd, const struct want *w, size_t n, struct 
         while (m < n - i && w[i + m].row == w[i + m - 1].row) {
             m++;
         }
-        rc = in_memory(rd, w + i, m) ? read_mapped(rd, w + i, m, err)
-                                     : read_in_flight(rd, w + i, m, err);
+        rc = !in_memory(rd, w + i, m) ? read_in_flight(rd, w + i, m, err)
+             : is_small(r)            ? read_mapped(rd, w + i, m, err)
+                                      : read_timed(rd, w + i, m, err);
     }
-    for (size_t i = 0; rc == 0 && spans <= n / 8 && i < n;) {
-        size_t k = span_of(rd, w + i, n - i);
-        rc = read_span(rd, w + i, k, err);
-        i += k;
+    if (spans > n / 8) {
+        return rc;
     }
-    return rc;
+    return rc == 0 ? read_spans(rd, w, n, err) : rc;
 }
 
 /* ---- whole requests ----------------------------------------------------------------------- */

@@ -11,6 +11,12 @@ struct qx_row_part {
     const struct qx_tensor *weight, *scale;
 };
 
+/* What reads took lately, by which the faster way is chosen. */
+struct qx_row_times {
+    _Atomic uint32_t row_ns[2]; /* a row of a window that was read, that was mapped; 0 not known */
+    _Atomic uint32_t n_windows;
+};
+
 struct qx_rows {
     const struct qx_ckpt *ck;
     const char *name;
@@ -21,6 +27,8 @@ struct qx_rows {
     uint64_t n_rows, width, code_bytes, scale_bytes;
     struct qx_row_part *parts;
     _Atomic(const uint8_t *) *maps; /* [2 x n_parts]: mapped weight and scale of a part, NULL not yet */
+    uint64_t map_bytes; /* tables up to this size may stay mapped: their pages count as ours */
+    struct qx_row_times *times;
     uint32_t n_parts;
     uint64_t rows_per_part;
     float *global; /* [n_global], expert by expert when more than one */

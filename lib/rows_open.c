@@ -278,6 +278,14 @@ int qx_fail_no_table(const struct qx_ckpt *ck, struct qx_error *err)
     return rc;
 }
 
+/* An eighth of the memory, 512 MiB to 4 GiB. */
+static uint64_t map_bytes(void)
+{
+    long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    uint64_t n = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page / 8 : 0;
+    return n < (512ull << 20) ? 512ull << 20 : n > (4ull << 30) ? 4ull << 30 : n;
+}
+
 int qx_rows_open_table(struct qx_rows **out, const struct qx_ckpt *ck, struct qx_error *err)
 {
     *out = NULL;
@@ -340,7 +348,9 @@ int qx_rows_open_table(struct qx_rows **out, const struct qx_ckpt *ck, struct qx
     }
     if (rc == 0) {
         r->maps = qx_calloc(r->n_parts, 2 * sizeof *r->maps);
-        rc = r->maps == NULL ? qx_fail_nomem(err) : 0;
+        r->times = qx_calloc(1, sizeof *r->times);
+        r->map_bytes = map_bytes();
+        rc = r->maps == NULL || r->times == NULL ? qx_fail_nomem(err) : 0;
     }
     if (rc != 0) {
         qx_rows_close(r);
@@ -561,6 +571,7 @@ void qx_rows_close(struct qx_rows *r)
     if (r != NULL) {
         qx_free(r->parts);
         qx_free(r->maps);
+        qx_free(r->times);
         qx_free(r->global);
         qx_free(r->blocks);
         qx_free(r);
