@@ -75,7 +75,7 @@ with tempfile.TemporaryDirectory(prefix='qx-rows-', dir='/var/tmp') as tmp:
         with open(src / 'model-00002-of-00002.safetensors', 'r+b') as f:
             for name in names:
                 width = head[name]['shape'][1]
-                for r, v in zip(ids[::2], values[::2]):  # the others stay holes
+                for r, v in zip(ids[::8], values[::8]):  # the others stay holes
                     f.seek(data + head[name]['data_offsets'][0] + int(r) * width)
                     f.write(v[:width].tobytes())
         again = np.concatenate([ids, ids[::3]])
@@ -101,5 +101,5 @@ with tempfile.TemporaryDirectory(prefix='qx-rows-', dir='/var/tmp') as tmp:
         at = rng.integers(0, len(again), 300)
         one = [ask(src, again[i:i + 1])[0] for i in at[:20]]
         check(f'{form}: a row alone is the same row', np.array_equal(np.array(one), first[at[:20]]))
-        check(f'{form}: rows that were written are not zero', first[:20000:2].any(axis=1).mean() > 0.99)
+        check(f'{form}: rows that were written are not zero', first[:20000:8].any(axis=1).mean() > 0.99)
 print('random rows: ok')
