@@ -10,6 +10,7 @@
 struct qx_cuda {
     struct qx_backend be; /* first: be == this */
     cudaDeviceProp prop;
+    bool has_wgmma;       /* of its queues (common.cuh) */
 };
 
 /* Tells which code the device runs: the one of its own architecture with all features, or a plainer one. */
@@ -104,7 +105,8 @@ static int cu_info(struct qx_backend *be, struct qx_device_info *out, struct qx_
     }
     cudaGetLastError();
     snprintf(out->variants, sizeof out->variants,
-             "mma.sync, weights decoded in registers, activations as three bf16 terms");
+             "few rows: mma.sync%s; prompts: %s; with --precise activations as three bf16 terms",
+             out->capability >= 90 ? " fed by bulk copies" : "", c->has_wgmma ? "wgmma" : "mma.sync");
     return 0;
 }
 
@@ -209,7 +211,7 @@ static int cu_queue_create(struct qx_backend *be, struct qx_queue **out, struct 
     }
     if (e == cudaSuccess) {
         e = cudaStreamSynchronize(q->stream);
-        q->has_wgmma = features == 1;
+        q->has_wgmma = ((struct qx_cuda *)be)->has_wgmma = features == 1;
     }
     if (e == cudaSuccess) {
         e = cudaMemset(q->tickets, 0, QX_N_TICKETS * sizeof(unsigned));
