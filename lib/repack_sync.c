@@ -1,5 +1,5 @@
 /* repack_sync.c: see repack_sync.h. One thread; `busy` says that it has work, and whoever waits for it to
- * end waits on `change`. Files taken over wait in `closing` until the thread takes the list. */
+ * end waits on `change`. Files taken over wait in `closing`; a round closes those that were there when it began. */
 #include "repack_sync.h"
 
 #include "alloc.h"
@@ -24,7 +24,7 @@ struct rp_sync {
     pthread_cond_t change;
     bool busy, stop;
     struct closing closing[MAX_CLOSING];
-    size_t n_closing;
+    size_t n_closing, n_round; /* all, and those of the round at work: the first ones */
     int *fd; /* open files of the note */
     size_t n_fd, cap_fd;
     char *line; /* NULL: only files to close */
@@ -70,9 +70,8 @@ static void *loop(void *user)
         }
         struct closing closing[MAX_CLOSING];
         struct qx_error err = {0};
-        size_t n = s->n_closing;
+        size_t n = s->n_round;
         memcpy(closing, s->closing, n * sizeof *closing);
-        s->n_closing = 0;
         pthread_mutex_unlock(&s->lock);
         int rc = work(s, closing, n, &err);
         pthread_mutex_lock(&s->lock);
@@ -80,6 +79,8 @@ static void *loop(void *user)
             s->rc = rc;
             s->err = err;
         }
+        s->n_closing -= n;
+        memmove(s->closing, s->closing + n, s->n_closing * sizeof *s->closing);
         qx_free(s->line);
         s->line = NULL;
         s->n_fd = 0;
@@ -123,8 +124,10 @@ static int settle(struct rp_sync *s, struct qx_error *err)
     return s->rc;
 }
 
+/* Files taken over from now on wait for the round after: the note may name them as still open. */
 static void start(struct rp_sync *s)
 {
+    s->n_round = s->n_closing;
     s->busy = true;
     pthread_cond_broadcast(&s->change);
 }
