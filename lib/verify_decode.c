@@ -13,6 +13,7 @@
 #include "rows.h"
 #include "str.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -462,6 +463,17 @@ static int open_device(struct decode *d, struct qx_error *err)
     return qx_fail(err, QX_E_USAGE, "usage", "device '%s' is none of cpu, cuda, cuda:N", dev);
 }
 
+/* Rows far apart, or no such plan any more: whether the kernel should read ahead. */
+static void advise(const struct verify *v, int advice)
+{
+    for (size_t i = 0; i < qx_ckpt_n_files(v->ck); ++i) {
+        int fd = qx_ckpt_fd(v->ck, (uint32_t)i);
+        if (fd >= 0) {
+            (void)posix_fadvise(fd, 0, 0, advice);
+        }
+    }
+}
+
 int qx_verify_decode(struct verify *v, struct qx_error *err)
 {
     struct decode d = {.v = v};
@@ -483,7 +495,9 @@ int qx_verify_decode(struct verify *v, struct qx_error *err)
         rc = l.space ? 0 : qx_fail_nomem(err);
     }
     if (rc == 0) {
+        advise(v, POSIX_FADV_RANDOM);
         qx_pool_run(pool, d.n_jobs, 1, loop_item, &l);
+        advise(v, POSIX_FADV_NORMAL);
         rc = d.rc;
         if (rc && err) {
             *err = d.err;
