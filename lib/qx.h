@@ -245,7 +245,8 @@ struct qx_model_opts {
     enum qx_table_place table;
     uint64_t device_memory_bytes; /* limit to plan within; 0: what the device has */
     uint64_t ctx_tokens;      /* per sequence; 0: min(limit of the configuration, 32768) */
-    uint32_t chunk_rows;      /* rows of a prefill step; 0: 512. Does not change results */
+    uint32_t chunk_rows;      /* rows of a prefill step; 0: 512. Changes no bit on the cpu; on a GPU
+                               * sums of prompts depend on it in their last bits */
     uint32_t max_seqs;        /* sequences that exist at one time; 0: 1 */
     uint32_t draft_max;       /* largest drafts a round that will be asked for, 0..8 */
     uint32_t draft_vocab;     /* drafts are chosen among so many ids, which reads less of the head; 0: all.
@@ -345,7 +346,8 @@ struct qx_gen_params {
     const uint32_t *stop_ids;   /* any of them ends generation; it is the last token handed out */
     uint32_t n_stop_ids;        /* 0: nothing stops (--ignore-eos) */
     int32_t draft;              /* drafts a round, 0: off, up to draft_max; QX_DRAFT_AUTO: measured */
-    float draft_min_prob;       /* a chain ends early when the draft's probability is below; 0: never */
+    float draft_min_prob;       /* a chain ends early when the draft's probability is below; 0: never. Decided
+                                 * on the device, without a wait: what follows is not verified */
     /* Proposes up to k ids to follow position pos instead of the draft head; returns how many. The text
      * does not depend on them. Needs draft >= 1. May be NULL. */
     uint32_t (*propose)(void *user, uint64_t pos, uint32_t k, uint32_t *ids);
