@@ -78,7 +78,6 @@ static void close_seqs(struct qx_model *m, struct bench_seqs *b)
 static int decode_steps(struct qx_model *m, struct bench_seqs *b, uint64_t pos, uint32_t n,
                         struct qx_bench_row *count, struct qx_error *err)
 {
-    uint64_t waits = m->be->n_waits, allocs = m->be->n_allocs;
     struct qx_row rows[64];
     uint32_t logit[64];
     for (uint32_t i = 0; i < b->n; ++i) {
@@ -89,6 +88,7 @@ static int decode_steps(struct qx_model *m, struct bench_seqs *b, uint64_t pos, 
     }
     struct qx_want w = {.logit_row = logit, .n_logits = b->n};
     int rc = qx_exec_free_start(m, rows, b->n, &w, err);
+    uint64_t waits = m->be->n_waits, allocs = m->be->n_allocs;
     uint32_t launched = 0, ahead = m->be->graph_begin ? 2 : 1;
     for (uint32_t read = 0; read < n && !rc; ++read) {
         while (launched < n && launched < read + ahead && !rc) {
