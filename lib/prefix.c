@@ -103,7 +103,8 @@ int qx_prefixes_use(struct qx_prefixes *p, struct qx_line *l, uint64_t *n, struc
     /* The draft head writes the row at the boundary with this sequence's next id: an own page. */
     rc = rc ? rc : qx_seq_copy_page(m, x->pages[x->n_pages - 1], s->pages[x->n_pages - 1], err);
     rc = rc ? rc : qx_seq_copy_slot(m, x->slot, s->slots[0], err);
-    if (!rc && m->be->copy(m->q, m->b.hold + (size_t)l->seq * wide, m->b.prefix_hold + (size_t)(x - p->v) * wide, wide * 4)) {
+    if (!rc && m->be->copy(m->q, m->b.hold + (size_t)l->seq * wide,
+                           m->b.prefix_hold + (size_t)(x - p->v) * wide, wide * 4)) {
         rc = qx_model_op_failed(m, "copy", -1, err);
     }
     if (!rc) {
