@@ -629,7 +629,7 @@ struct qx_ple_info {
     uint32_t layer_index, row_width, embed_dim, n_heads, ngram_size;
     uint64_t n_rows;             /* stored rows, padding included (from the config when none is stored) */
     uint64_t n_rows_used;        /* sum of the head sizes */
-    uint64_t rows_per_shard;
+    uint64_t rows_per_shard; /* the last shard may have fewer */
     uint32_t n_shards;
     const char *form;            /* NULL when nothing readable is stored */
     const char *scale_dtype;     /* of the one scale, NULL */
@@ -717,7 +717,7 @@ QX_API void qx_findings_free(struct qx_findings *fs);
 /* What to store differently. Formats: table BF16, FP8 or NVFP4; experts BF16, FP8_BLOCK or NVFP4. */
 struct qx_repack_opts {
     enum qx_format table, experts; /* QX_F_NONE: as stored */
-    uint64_t table_shards;         /* 0: as stored */
+    uint64_t table_shards;         /* 0: as stored; ceil(rows / it) rows a shard, the last ones what is left */
     uint32_t rank, n_ranks;        /* only the table rows of one rank; n_ranks 0: all */
     bool row_layout;               /* the table in qx's own row layout (qx-pack(5)) */
     bool canonical_names, drop_vision, drop_mtp;
