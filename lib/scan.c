@@ -36,7 +36,7 @@
 #define PIECE (UINT64_C(256) << 10) /* of cached bytes: stays in a second-level cache; whole elements */
 #define LOOK (UINT64_C(4) << 10)    /* granularity of the closer look */
 #define GAP (UINT64_C(32) << 10)    /* between items: cheaper to read than to start a new read */
-#define READERS 4u          /* in bulk: 16 MiB in flight */
+#define READERS 8u          /* in bulk: 32 MiB in flight */
 #define READERS_PIECES 16u  /* of pieces scattered over files */
 #define WINDOW 64u
 #define HUGE_PAGE (UINT64_C(2) << 20)
