@@ -90,8 +90,7 @@ __device__ __forceinline__ void bulk_load(void *dst, const void *src, uint32_t b
 
 __host__ inline bool has_bulk(const struct qx_queue *q)
 {
-    int major = 0;
-    return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, q->device) == cudaSuccess && major >= 9;
+    return q->capability >= 90;
 }
 
 #endif

@@ -253,6 +253,9 @@ extern "C" int qx_cuda_qsa_select(struct qx_queue *q, const struct qx_op_qsa_sel
     if (select_prompt_fits(q, o)) {
         return select_prompt(q, o);
     }
+    if (select_few_fits(o)) {
+        return select_few(q, o);
+    }
     if (n > QX_N_TICKETS || o->i_dim % 32 || o->i_dim > QSA_MAX_DIM) {
         return qx_queue_refuse(q, "qsa_select", "index dimension no multiple of 32, or too many rows");
     }
@@ -447,9 +450,6 @@ extern "C" int qx_cuda_qsa_attend(struct qx_queue *q, const struct qx_op_qsa_att
     if (o->head_dim != ATT_D || o->n_kv_heads == 0 || o->n_heads % o->n_kv_heads) {
         return qx_queue_refuse(q, "qsa_attend", "head dimension other than 256");
     }
-    if (attend_prompt_fits(q, o)) {
-        return attend_prompt(q, o);
-    }
     att_args a = {};
     a.step = *o->step;
     a.n_heads = o->n_heads;
@@ -464,6 +464,12 @@ extern "C" int qx_cuda_qsa_attend(struct qx_queue *q, const struct qx_op_qsa_att
     a.block = o->block;
     a.n_block = o->n_block;
     a.o = o->o;
+    if (attend_prompt_fits(q, o)) {
+        return attend_prompt(q, a);
+    }
+    if (attend_few_fits(q, o)) {
+        return attend_few(q, a);
+    }
     switch (o->n_heads / o->n_kv_heads) {
     case 1: return attend<1>(q, a, o->step->n_rows);
     case 2: return attend<2>(q, a, o->step->n_rows);

@@ -163,6 +163,7 @@ struct att_args {
     float *o;
     uint32_t row0;
     float *part; /* [row of the launch, kv head, chunk, group, ATT_D + 2] */
+    unsigned *tickets;
 };
 
 /* Number of attended positions of row r, and the index-th of them. */
@@ -175,6 +176,12 @@ __device__ __forceinline__ uint32_t att_count(const att_args &a, uint32_t r, int
 bool select_prompt_fits(const struct qx_queue *q, const struct qx_op_qsa_select *o);
 int select_prompt(struct qx_queue *q, const struct qx_op_qsa_select *o);
 bool attend_prompt_fits(const struct qx_queue *q, const struct qx_op_qsa_attend *o);
-int attend_prompt(struct qx_queue *q, const struct qx_op_qsa_attend *o);
+int attend_prompt(struct qx_queue *q, const att_args &a);
+
+/* The kernels for few rows (qsa_few.cu), where they can take the op. */
+bool select_few_fits(const struct qx_op_qsa_select *o);
+int select_few(struct qx_queue *q, const struct qx_op_qsa_select *o);
+bool attend_few_fits(const struct qx_queue *q, const struct qx_op_qsa_attend *o);
+int attend_few(struct qx_queue *q, const att_args &a);
 
 #endif

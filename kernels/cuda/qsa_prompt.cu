@@ -378,22 +378,9 @@ bool attend_prompt_fits(const struct qx_queue *q, const struct qx_op_qsa_attend 
            o->n_heads / o->n_kv_heads <= 16 && (at & 15) == 0 && o->in_stride % 2 == 0 && has_bulk(q) && sizeof(attend_smem) <= (size_t)q->smem_max;
 }
 
-int attend_prompt(struct qx_queue *q, const struct qx_op_qsa_attend *o)
+int attend_prompt(struct qx_queue *q, const att_args &a)
 {
-    att_args a = {};
-    a.step = *o->step;
-    a.n_heads = o->n_heads;
-    a.n_kv = o->n_kv_heads;
-    a.ratio = o->ratio;
-    a.budget = o->budget_blocks;
-    a.q = o->q;
-    a.in = o->in;
-    a.stride = o->in_stride;
-    a.kv = o->kv;
-    a.block = o->block;
-    a.n_block = o->n_block;
-    a.o = o->o;
-    const uint32_t items = o->step->n_rows * o->n_kv_heads, blocks = (items + AT_WARPS - 1) / AT_WARPS;
+    const uint32_t items = a.step.n_rows * a.n_kv, blocks = (items + AT_WARPS - 1) / AT_WARPS;
     return launch(q, "qsa_attend", qsa_attend_rows, dim3(blocks < (uint32_t)q->n_sm ? blocks : q->n_sm),
                   dim3(AT_WARPS * 32), sizeof(attend_smem), a);
 }

@@ -30,6 +30,7 @@ static void gdn(struct kern_ctx *c, int v)
         {16, 48, 1, {{130, 0, 0, 0, 1}}, true},
         {2, 2, 1, {{2100, 0, 0, 0, 1}}, true},
         {2, 2, 1, {{130, 9, 0, 0, 2}}, true}, /* more pieces than are planned for: recurrent */
+        {2, 6, 3, {{3, 9, 0, 0, 2}, {1, 9, 1, 1, 3}, {12, 0, 2, -1, 3}}},
         {16, 48, 1, {{8192, 0, 0, -1, 3}}, true}, /* timed */
         {16, 48, 1, {{1, 9, 0, 0, 1}}},
         {16, 48, 4, {{1, 9, 0, 0, 1}, {1, 9, 1, 1, 1}, {1, 9, 2, 2, 1}, {1, 9, 3, 3, 1}}},
@@ -67,11 +68,21 @@ static void gdn(struct kern_ctx *c, int v)
     kern_shape(c, "%u rows in %u runs, heads %u/%u%s", n, t[v].n, kh, vh, t[v].prompt ? ", prompt" : "");
     c->bytes = (uint64_t)n * (width + vh * 128) * 4 + 2ull * t[v].n * vh * 128 * 128 * 4;
     KERN_RUN(c, gdn, a);
+    const struct kern_run *first = &t[v].runs[0];
+    if (!t[v].prompt && (t[v].n > 1 || first->len > 1) && first->len > 0 && first->out != 1) {
+        /* the first run alone: its rows, then without its last */
+        struct qx_step one = *s;
+        one.n_rows = (uint32_t)(t[v].n > 1 ? first->len : first->len - 1);
+        struct qx_op_gdn b = a;
+        b.step = &one;
+        b.out = kern_new(c, (size_t)one.n_rows * vh * 128 * 4);
+        KERN_SAME(c, gdn, a.out, b.out, (size_t)one.n_rows * vh * 128 * 4, b);
+    }
 }
 
 #define G(i) {"gdn", "gdn", gdn, i, false}
 #define B(i) {"gdn", "gdn", gdn, i, true}
 const struct kern_case kern_cases_gdn[] = {G(0), G(1), G(2), G(3), G(4), G(5), G(6), G(7), G(8), G(9), G(10), G(11),
-                                           G(12), G(13), G(14), G(15), G(16), G(17), G(18), G(19),
-                                           B(20), B(21), B(22), B(23),
+                                           G(12), G(13), G(14), G(15), G(16), G(17), G(18), G(19), G(20),
+                                           B(21), B(22), B(23), B(24),
                                            {0, 0, 0, 0, 0}};

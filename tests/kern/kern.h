@@ -91,6 +91,16 @@ struct qx_step *kern_step(struct kern_ctx *c, const struct kern_run *runs, unsig
         }                                                                             \
         kern_end(c);                                                                  \
     } while (0)
+/* Runs the op again, on fewer rows and to `b`: must give the same n bytes there as lie at `a`. Not timed. */
+#define KERN_SAME(c, op, a, b, n, ...)                                                \
+    do {                                                                              \
+        if (!(c)->rc && !(c)->repeats) {                                              \
+            const struct qx_op_##op again_ = __VA_ARGS__;                             \
+            (c)->rc = (c)->be->ops->op((c)->q, &again_);                              \
+            kern_same((c), (a), (b), (n));                                            \
+        }                                                                             \
+    } while (0)
+void kern_same(struct kern_ctx *c, const void *a, const void *b, size_t n);
 void kern_begin(struct kern_ctx *c);
 void kern_end(struct kern_ctx *c);
 

@@ -330,6 +330,25 @@ void kern_end(struct kern_ctx *c)
     c->ns = (now_ns() - c->ns) / (c->repeats ? c->repeats : 1);
 }
 
+void kern_same(struct kern_ctx *c, const void *a, const void *b, size_t n)
+{
+    int rc = c->be->wait(c->q, &c->err);
+    c->rc = c->rc ? c->rc : rc;
+    uint8_t *x = malloc(n), *y = malloc(n);
+    if (!x || !y) {
+        die("no memory");
+    }
+    if (!c->rc) {
+        kern_fetch(c, x, a, n);
+        kern_fetch(c, y, b, n);
+        if (memcmp(x, y, n)) {
+            c->rc = qx_fail(&c->err, QX_E_DEVICE, "test", "a row's bits depend on how many rows there are");
+        }
+    }
+    free(x);
+    free(y);
+}
+
 /* ---- comparing ---------------------------------------------------------------------------- */
 
 static size_t elem_size(char type)
