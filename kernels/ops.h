@@ -159,7 +159,8 @@ struct qx_op_gdn {
     float *out;                  /* [n_rows, v_heads * v_dim] */
     float *scratch;              /* n_rows * (channels + 2 * v_heads) floats */
     uint32_t chunk;              /* reference: 0/1 recurrent, else chunked form with this length */
-    bool prompt;
+    bool prompt;                 /* a backend may use the chunked form; a NaN may then reach the rows of its
+                                    chunk (64) before its own, too */
 };
 
 /* Rotary table: freq[i] for pair i (f32), scale multiplies cos and sin (yarn; 1 otherwise). */
@@ -213,7 +214,8 @@ struct qx_op_qsa_attend {
     float *o;                    /* [n_rows, n_heads * head_dim] */
     float *scratch;              /* n_rows * n_heads * (head_dim + 2) * QX_ATTEND_SPLITS floats */
     bool act_bf16;               /* a backend may round q and the probabilities; the reference does not */
-    bool prompt;
+    bool prompt;                 /* rows may share what they read; a NaN value may then reach the seven rows
+                                    before its own, too */
 };
 #define QX_ATTEND_SPLITS 16
 

@@ -17,7 +17,8 @@ struct gdn_smem {
     float part[2][2][GDN_T];                 /* round, half, row: sums of squares */
     float gb[GDN_T][2];
     float sq[GDN_T][2][2];                   /* squares of q and k, a half each */
-    float hist[GDN_MAX_TAPS - 1][GDN_OWN];   /* new history that waits for the barrier */
+    float w[GDN_OWN * GDN_MAX_TAPS];         /* taps, by channel */
+    float p[GDN_T + GDN_MAX_TAPS - 1][GDN_OWN]; /* inputs: the rows before the round's first, then its own */
     int32_t to[GDN_T];
 };
 
@@ -41,76 +42,21 @@ __device__ __forceinline__ void cluster_store(float *p, uint32_t rank, float v)
 #endif
 }
 
-__device__ __forceinline__ void prefetch_l2(const void *p)
-{
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
-
-/* Convolution of channels ch and ch + 32 of the row `i` rows after the run's first; `own` is the block's number
- * of channel ch. All loads are in flight before the first use. Where the row keeps its history (keep) it is written
- * by the way, to its slot, or, as that is the run's own old one, to shared memory. */
+/* The block's channels of `n` rows from the i0-th of the run on (negative: of the history) to s.p[j0] and on. */
 template <uint32_t TAPS>
-__device__ __forceinline__ void gdn_conv(const gdn_args &a, gdn_smem &s, uint32_t first, int32_t i, uint32_t ch,
-                                         uint32_t own, uint32_t channels, int32_t slot, int32_t to, bool keep,
-                                         float (&out)[2])
+__device__ __forceinline__ void gdn_inputs(const gdn_args &a, gdn_smem &s, uint32_t first, int32_t i0, uint32_t n,
+                                           uint32_t j0, const uint32_t (&c0)[3], uint32_t channels, int32_t slot)
 {
-    constexpr int N = 2;
-    const uint32_t taps = TAPS ? TAPS : a.taps;
-#pragma unroll
-    for (int e = 0; e < N; ++e) {
-        out[e] = 0.0f;
-    }
-    for (uint32_t j0 = 0; j0 < taps; j0 += 4) {
-        float p[N][4], w[N][4];
-#pragma unroll
-        for (int e = 0; e < N && TAPS == 4; ++e) {
-            const float4 x = __ldg((const float4 *)a.conv_w + ch + 32 * e);
-            w[e][0] = x.x, w[e][1] = x.y, w[e][2] = x.z, w[e][3] = x.w;
-        }
-#pragma unroll
-        for (uint32_t j = 0; j < 4; ++j) {
-            const int32_t at = i - (int32_t)(taps - 1) + (int32_t)(j0 + j);
-            const bool in = j0 + j < taps, now = at >= 0;
-            const float *src = now ? a.in + (uint64_t)(first + at) * a.in_stride
-                                   : a.conv_state + slot * a.conv_stride +
-                                         (uint64_t)((int32_t)taps - 1 + at) * channels;
-            const bool has = in && (now || slot >= 0);
-#pragma unroll
-            for (int e = 0; e < N; ++e) {
-                p[e][j] = has ? __ldcg(src + ch + 32 * e) : 0.0f;
-                if (TAPS != 4) {
-                    w[e][j] = in ? __ldg(a.conv_w + (uint64_t)(ch + 32 * e) * taps + j0 + j) : 0.0f;
-                }
-            }
-        }
-#pragma unroll
-        for (int e = 0; e < N; ++e) {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                out[e] = fmaf(w[e][j], p[e][j], out[e]);
-            }
-        }
-        if (keep) {
-#pragma unroll
-            for (uint32_t j = 0; j < 4; ++j) {
-                const uint32_t x = j0 + j;
-                if (x == 0 || x >= taps) {
-                    continue;
-                }
-#pragma unroll
-                for (int e = 0; e < N; ++e) {
-                    if (to == slot) {
-                        s.hist[x - 1][own + 32 * e] = p[e][j];
-                    } else {
-                        a.conv_state[to * a.conv_stride + (uint64_t)(x - 1) * channels + ch + 32 * e] = p[e][j];
-                    }
-                }
-            }
-        }
-    }
-#pragma unroll
-    for (int e = 0; e < N; ++e) {
-        out[e] = silu_f(out[e]);
+    const int32_t taps = TAPS ? (int32_t)TAPS : (int32_t)a.taps;
+#pragma unroll 2
+    for (uint32_t x = threadIdx.x; x < n * GDN_OWN; x += 256) {
+        const uint32_t j = x / GDN_OWN, own = x - j * GDN_OWN;
+        const uint32_t ch = (own < GDN_D ? c0[0] : own < 2 * GDN_D ? c0[1] - GDN_D : c0[2] - 2 * GDN_D) + own;
+        const int32_t i = i0 + (int32_t)j;
+        s.p[j0 + j][own] = i >= 0     ? __ldcg(a.in + (uint64_t)(first + i) * a.in_stride + ch)
+                           : slot < 0 ? 0.0f
+                                      : __ldcg(a.conv_state + slot * a.conv_stride +
+                                               (uint64_t)(taps - 1 + i) * channels + ch);
     }
 }
 
@@ -168,15 +114,12 @@ __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t
                                   : __ldcg((const float4 *)(a.s + slot * a.s_stride + mine + i * GDN_D));
         S[i][0] = x.x, S[i][1] = x.y, S[i][2] = x.z, S[i][3] = x.w;
     }
+    gdn_inputs<TAPS>(a, s, first, 1 - (int32_t)taps, taps - 1, 0, c0, channels, slot);
+    for (uint32_t x = tid; x < GDN_OWN * taps; x += 256) {
+        const uint32_t own = x / taps, ch = (own < GDN_D ? c0[0] : own < 2 * GDN_D ? c0[1] - GDN_D : c0[2] - 2 * GDN_D) + own;
+        s.w[x] = __ldg(a.conv_w + (uint64_t)ch * taps + x % taps);
+    }
     if (!waited) {
-        if (tid < 10 * taps) { /* lines of the history and of the taps */
-            const uint32_t j = tid / 10, l = tid % 10;
-            const uint32_t ch = c0[l < 4 ? 0 : l < 8 ? 1 : 2] + (l < 8 ? l & 3 : l - 8) * 32;
-            prefetch_l2(a.conv_w + (uint64_t)ch * taps + j * 32);
-            if (slot >= 0 && j + 1 < taps) {
-                prefetch_l2(a.conv_state + slot * a.conv_stride + (uint64_t)j * channels + ch);
-            }
-        }
         pdl_wait();
         waited = true;
     }
@@ -186,6 +129,8 @@ __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t
         if (t0) {
             __syncthreads();
         }
+        const uint32_t back = t0 ? taps - 1 : 0;
+        gdn_inputs<TAPS>(a, s, first, (int32_t)(t0 - back), n + back, taps - 1 - back, c0, channels, slot);
         float z[2];
 #pragma unroll
         for (uint32_t e = 0; e < 2; ++e) {
@@ -196,15 +141,28 @@ __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t
         if (tid < n) {
             s.to[tid] = __ldcg(a.step.state_out + first + t0 + tid);
         }
+        if (tid >= 32 && tid < 32 + n) {
+            const uint32_t t = tid - 32;
+            const float *row = a.in + (uint64_t)(first + t0 + t) * a.in_stride;
+            const float ga = __ldcg(row + a0 + vh), gb = __ldcg(row + b0 + vh);
+            s.gb[t][0] = expf(-expf(__ldg(a.a_log + vh)) * softplus_f(ga + __ldg(a.dt_bias + vh)));
+            s.gb[t][1] = sigmoid_f(gb);
+        }
+        __syncthreads();
         /* a task is 64 channels of a row: halves of q and of k, and v */
         for (uint32_t task = warp; task < 5 * n; task += 8) {
             const uint32_t t = task / 5, what = task - 5 * t, own = what * GDN_V + lane;
-            const int32_t i = (int32_t)(t0 + t), to = __ldcg(a.step.state_out + first + t0 + t);
-            const float *row = a.in + (uint64_t)(first + i) * a.in_stride;
-            const float ga = what == 4 ? __ldcg(row + a0 + vh) : 0.0f, gb = what == 4 ? __ldcg(row + b0 + vh) : 0.0f;
-            float x[2];
-            gdn_conv<TAPS>(a, s, first, i, c0[what >> 1] + (what < 4 ? (what & 1) * GDN_V : 0) + lane, own, channels, slot,
-                     to, to >= 0 && (what == 4 || rank == 0), x);
+            const uint32_t ch = c0[what >> 1] + (what < 4 ? (what & 1) * GDN_V : 0) + lane;
+            const int32_t to = s.to[t];
+            float x[2] = {};
+            for (uint32_t j = 0; j < taps; ++j) {
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    x[e] = fmaf(s.w[(own + 32 * e) * taps + j], s.p[t + j][own + 32 * e], x[e]);
+                }
+            }
+            x[0] = silu_f(x[0]);
+            x[1] = silu_f(x[1]);
             if (what < 4) {
                 s.qk[t][what >> 1][(what & 1) * GDN_V + lane] = x[0];
                 s.qk[t][what >> 1][(what & 1) * GDN_V + 32 + lane] = x[1];
@@ -215,9 +173,12 @@ __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t
             } else {
                 s.vs[t][lane] = x[0];
                 s.vs[t][lane + 32] = x[1];
-                if (lane == 0) {
-                    s.gb[t][0] = expf(-expf(__ldg(a.a_log + vh)) * softplus_f(ga + __ldg(a.dt_bias + vh)));
-                    s.gb[t][1] = sigmoid_f(gb);
+            }
+            if (to >= 0 && to != slot && (what == 4 || rank == 0)) { /* the row's history, elsewhere */
+                for (uint32_t j = 0; j + 1 < taps; ++j) {
+                    float *d = a.conv_state + to * a.conv_stride + (uint64_t)j * channels + ch;
+                    d[0] = s.p[t + 1 + j][own];
+                    d[32] = s.p[t + 1 + j][own + 32];
                 }
             }
         }
@@ -290,11 +251,12 @@ __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t
     }
     if (last_to >= 0) {
         put_state(a.s + last_to * a.s_stride + mine, S);
-        if (last_to == slot) {
+        if (last_to == slot) { /* the run's own old history: all blocks have read it */
+            const uint32_t t = (len - 1) % GDN_T;
             for (uint32_t i = rank == 0 ? tid : 2 * GDN_D + tid; i < GDN_OWN; i += 256) {
-                const uint32_t part = i / GDN_D, ch = c0[part] + i - part * GDN_D;
+                const uint32_t ch = (i < GDN_D ? c0[0] : i < 2 * GDN_D ? c0[1] - GDN_D : c0[2] - 2 * GDN_D) + i;
                 for (uint32_t j = 0; j + 1 < taps; ++j) {
-                    a.conv_state[slot * a.conv_stride + (uint64_t)j * channels + ch] = s.hist[j][i];
+                    a.conv_state[slot * a.conv_stride + (uint64_t)j * channels + ch] = s.p[t + 1 + j][i];
                 }
             }
         }
@@ -374,6 +336,6 @@ extern "C" int qx_cuda_gdn(struct qx_queue *q, const struct qx_op_gdn *o)
         }
     }
     const uint32_t most = a.chunked ? 8 : 64;
-    return launch_cluster(q, "gdn", a.taps == 4 && ((uintptr_t)a.conv_w & 15) == 0 ? gdn_core<4> : gdn_core<0>,
+    return launch_cluster(q, "gdn", a.taps == 4 ? gdn_core<4> : gdn_core<0>,
                           dim3(o->k_heads * a.group * 2, n < most ? n : most), dim3(256), 0, a.group * 2, a);
 }

@@ -347,12 +347,14 @@ __device__ void intra_chunk(const prompt_args &a, intra_smem &s, uint32_t c, uin
     /* q and k rows: 32 units of 16 bytes each */
     for (uint32_t i = tid; i < 2 * CH * 32; i += 256) {
         const uint32_t m = i / (CH * 32), r = i / 32 % CH, u = i % 32;
-        uint4 v = make_uint4(0, 0, 0, 0);
         if (r < n) {
-            v = __ldcg((const uint4 *)(a.conv + (uint64_t)(row + r) * a.channels + (m * a.g.k_heads + kh) * GDN_D) + u);
+            copy16(&s.qk[m][r][u * 8],
+                   (const uint4 *)(a.conv + (uint64_t)(row + r) * a.channels + (m * a.g.k_heads + kh) * GDN_D) + u);
+        } else {
+            *(uint4 *)&s.qk[m][r][u * 8] = make_uint4(0, 0, 0, 0);
         }
-        *(uint4 *)&s.qk[m][r][u * 8] = v;
     }
+    copy_commit();
     if (warp < group) {
         /* gates of one value head: rows lane * 2 and lane * 2 + 1 */
         const uint32_t h = kh * group + warp, b0 = a.channels + a.g.v_heads * GDN_D + h;
@@ -390,6 +392,7 @@ __device__ void intra_chunk(const prompt_args &a, intra_smem &s, uint32_t c, uin
             tile[warp].total = expf((float)last);
         }
     }
+    copy_wait<0>();
     __syncthreads();
     { /* warp (m, which): rows 16 m .. of k k^T or q k^T, columns up to the diagonal */
         const uint32_t m = warp & 3, which = warp / 4, mi = lane / 8;
@@ -427,6 +430,7 @@ __device__ void intra_chunk(const prompt_args &a, intra_smem &s, uint32_t c, uin
     }
     __syncthreads();
     /* A and P where they can be other than zero: 16 x 16 blocks on and below the diagonal */
+#pragma unroll 4
     for (uint32_t i = warp; i < group * CH; i += 8) {
         const uint32_t h = i / CH, t = i % CH, col = lane * 2;
         if (col < (t / 16 + 1) * 16) {

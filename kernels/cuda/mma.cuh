@@ -41,6 +41,20 @@ __device__ __forceinline__ void split2(float x, float y, uint32_t &hi, uint32_t 
     lo = pack_bf16(x - bf16_lo(hi), y - bf16_hi(hi));
 }
 
+/* 16 bytes from global to shared memory, in the background. */
+__device__ __forceinline__ void copy16(void *dst, const void *src)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem_u32(dst)), "l"(src) : "memory");
+}
+__device__ __forceinline__ void copy_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int N> __device__ __forceinline__ void copy_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 /* ---- barriers and bulk copies (sm_90) ------------------------------------------------------- */
 
 __device__ __forceinline__ void bar_init(uint64_t *bar, uint32_t count)

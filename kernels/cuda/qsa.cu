@@ -17,129 +17,156 @@ struct prep_args {
     float *q, *iq;
 };
 
-/* Norm over n values held in b (shared, one warp), then rope at position p. */
-__device__ void norm_rope(float *b, uint32_t n, const float *w, float eps, const struct qx_rope &rope,
-                          int32_t p, uint32_t lane)
+/* Cosine and sine of pair i at position p, scaled. */
+__device__ __forceinline__ float2 rope_pair(const struct qx_rope &rope, uint32_t i, int32_t p)
 {
-    float s = 0.0f;
-    for (uint32_t i = lane; i < n; i += 32) {
-        s = fmaf(b[i], b[i], s);
-    }
-    const float r = 1.0f / sqrtf(warp_sum(s) / (float)n + eps);
-    for (uint32_t i = lane; i < n; i += 32) {
-        b[i] = (b[i] * r) * (1.0f + __ldg(w + i));
-    }
-    __syncwarp();
-    const uint32_t half = rope.rotary_dim / 2;
-    for (uint32_t i = lane; i < half; i += 32) {
-        const float ang = (float)p * __ldg(rope.freq + i);
-        float sn, cs;
-        sincosf(ang, &sn, &cs);
-        sn *= rope.scale;
-        cs *= rope.scale;
-        const float x = b[i], y = b[i + half];
-        b[i] = x * cs - y * sn;
-        b[i + half] = y * cs + x * sn;
-    }
-    __syncwarp();
+    float2 x;
+    sincosf((float)p * __ldg(rope.freq + i), &x.y, &x.x);
+    return make_float2(x.x * rope.scale, x.y * rope.scale);
 }
 
-/* A head a warp: queries, keys, values, index queries, the index key. */
-__global__ void __launch_bounds__(128) qsa_prepare(const __grid_constant__ prep_args a)
+/* Norm over n <= 32 N values, lane l holding values l + 32 k, then rope with half as the distance of a pair; w
+ * has 1 + weight, rot the pair `lane`'s angle. b: shared memory of the warp, used only where a pair's values lie in
+ * different lanes. */
+template <int N>
+__device__ __forceinline__ void norm_rope(float (&v)[N], const float (&w)[N], uint32_t n, float eps,
+                                          const struct qx_rope &rope, int32_t p, float2 rot, float *b, uint32_t lane)
 {
-    __shared__ float buf[4][QSA_MAX_DIM];
-    pdl_next();
-    pdl_wait();
-    const uint32_t r = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-    const uint32_t task = blockIdx.y * 4 + warp;
-    const int32_t pos = __ldcg(a.step.pos + r);
-    float *b = buf[warp];
-    if (pos < 0) {
+    float s = 0.0f;
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+        s = fmaf(v[k], v[k], s);
+    }
+    const float r = 1.0f / sqrtf(warp_sum(s) / (float)n + eps);
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+        v[k] = (v[k] * r) * w[k];
+    }
+    const uint32_t half = rope.rotary_dim / 2;
+    if (half == 32) {
+        const float x = v[0], y = v[1];
+        v[0] = x * rot.x - y * rot.y;
+        v[1] = y * rot.x + x * rot.y;
         return;
     }
-    const float *in = a.in + (uint64_t)r * a.stride;
-    const uint32_t kv0 = a.n_heads * 2 * a.dim, v0 = kv0 + a.n_kv * a.dim, x0 = v0 + a.n_kv * a.dim;
-    const int32_t seq = __ldcg(a.step.seq + r);
-    uint32_t t = task;
-    if (t < a.n_heads) {
-        for (uint32_t i = lane; i < a.dim; i += 32) {
-            b[i] = __ldcg(in + t * 2 * a.dim + i);
-        }
-        __syncwarp();
-        norm_rope(b, a.dim, a.qn, a.eps, a.rope, pos, lane);
-        for (uint32_t i = lane; i < a.dim; i += 32) {
-            a.q[((uint64_t)r * a.n_heads + t) * a.dim + i] = b[i];
-        }
-        return;
-    }
-    t -= a.n_heads;
-    if (t < a.n_kv) {
-        for (uint32_t i = lane; i < a.dim; i += 32) {
-            b[i] = __ldcg(in + kv0 + t * a.dim + i);
-        }
-        __syncwarp();
-        norm_rope(b, a.dim, a.kn, a.eps, a.rope, pos, lane);
-        const uint64_t at = (kv_slot(a.kv, seq, (uint32_t)pos) * a.n_kv + t) * a.dim;
-        for (uint32_t i = lane; i < a.dim; i += 32) {
-            kv_put(a.kv, a.kv.k, at + i, b[i]);
-        }
-        return;
-    }
-    t -= a.n_kv;
-    if (t < a.n_kv) {
-        const uint64_t at = (kv_slot(a.kv, seq, (uint32_t)pos) * a.n_kv + t) * a.dim;
-        for (uint32_t i = lane; i < a.dim; i += 32) {
-            kv_put(a.kv, a.kv.v, at + i, __ldcg(in + v0 + t * a.dim + i));
-        }
-        return;
-    }
-    t -= a.n_kv;
-    if (t < a.i_heads) {
-        for (uint32_t i = lane; i < a.i_dim; i += 32) {
-            b[i] = __ldcg(in + x0 + t * a.i_dim + i);
-        }
-        __syncwarp();
-        norm_rope(b, a.i_dim, a.iqn, a.eps, a.rope, pos, lane);
-        for (uint32_t i = lane; i < a.i_dim; i += 32) {
-            a.iq[((uint64_t)r * a.i_heads + t) * a.i_dim + i] = b[i];
-        }
-        return;
-    }
-    t -= a.i_heads;
-    if (t != 0) {
-        return;
-    }
-    const uint32_t k0 = x0 + a.i_heads * a.i_dim;
-    const uint64_t at = kv_slot(a.kv, seq, (uint32_t)pos) * a.i_dim;
-    for (uint32_t i = lane; i < a.i_dim; i += 32) {
-        kv_put(a.kv, a.kv.raw, at + i, __ldcg(in + k0 + i));
-    }
-    if (((uint32_t)pos + 1) % a.ratio) {
-        return;
-    }
-    /* the block is complete: raw keys of this step's rows from their projections, rounded as the cache
-     * rounds them, older ones from the cache */
-    const uint32_t first = (uint32_t)__ldcg(a.step.first + r), p0 = (uint32_t)pos + 1 - a.ratio;
-    for (uint32_t i = lane; i < a.i_dim; i += 32) {
-        float s = 0.0f;
-        for (uint32_t j = 0; j < a.ratio; ++j) {
-            const uint32_t back = a.ratio - 1 - j;
-            float v;
-            if (r - first >= back) {
-                v = __ldcg(a.in + (uint64_t)(r - back) * a.stride + k0 + i);
-                v = a.kv.bf16 ? bf16_f(to_bf16(v)) : v;
-            } else {
-                v = kv_get(a.kv, a.kv.raw, kv_slot(a.kv, seq, p0 + j) * a.i_dim + i);
-            }
-            s += v;
-        }
-        b[i] = s / (float)a.ratio;
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+        b[lane + 32 * k] = v[k];
     }
     __syncwarp();
-    norm_rope(b, a.i_dim, a.ikn, a.eps, a.rope, (int32_t)p0, lane);
-    const uint64_t slot = kv_slot(a.kv, seq, p0) / a.ratio;
-    for (uint32_t i = lane; i < a.i_dim; i += 32) {
-        kv_put(a.kv, a.kv.pooled, slot * a.i_dim + i, b[i]);
+    for (uint32_t i = lane; i < half; i += 32) {
+        const float2 c = i == lane ? rot : rope_pair(rope, i, p);
+        const float x = b[i], y = b[i + half];
+        b[i] = x * c.x - y * c.y;
+        b[i + half] = y * c.x + x * c.y;
+    }
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+        v[k] = b[lane + 32 * k];
+    }
+}
+
+template <int N> __device__ __forceinline__ void load_lanes(float (&v)[N], const float *p, uint32_t n, uint32_t lane)
+{
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+        v[k] = lane + 32 * k < n ? __ldcg(p + lane + 32 * k) : 0.0f;
+    }
+}
+
+/* A head a warp: queries, keys, values, index queries, the index key. What does not come from this step's
+ * projections is read and computed before the wait. */
+__global__ void __launch_bounds__(128) qsa_prepare(const __grid_constant__ prep_args a)
+{
+    constexpr int N = QSA_MAX_DIM / 32;
+    __shared__ float buf[4][QSA_MAX_DIM];
+    pdl_next();
+    const uint32_t r = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    const uint32_t task = blockIdx.y * 4 + warp, k0 = a.n_heads, v0 = k0 + a.n_kv, i0 = v0 + a.n_kv, x0 = i0 + a.i_heads;
+    const int32_t pos = __ldcg(a.step.pos + r), seq = __ldcg(a.step.seq + r);
+    if (pos < 0 || task > x0) {
+        pdl_wait();
+        return;
+    }
+    const bool index = task >= i0;
+    const uint32_t n = index ? a.i_dim : a.dim, half = a.rope.rotary_dim / 2;
+    const float *norm = task < k0 ? a.qn : task < v0 ? a.kn : task < x0 ? a.iqn : a.ikn;
+    float w[N], v[N];
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+        w[k] = lane + 32 * k < n ? 1.0f + __ldg(norm + lane + 32 * k) : 0.0f;
+    }
+    /* the index key is turned for its block's first position */
+    const bool ends = ((uint32_t)pos + 1) % a.ratio == 0;
+    const int32_t at_pos = task == x0 ? pos + 1 - (int32_t)a.ratio : pos;
+    const float2 rot = lane < half && (task != x0 || ends) ? rope_pair(a.rope, lane, at_pos) : make_float2(1.0f, 0.0f);
+    const uint64_t place = task >= k0 && (task < i0 || task == x0) ? kv_slot(a.kv, seq, (uint32_t)pos) : 0;
+    const uint32_t first = (uint32_t)__ldcg(a.step.first + r);
+    pdl_wait();
+    const uint32_t kv_at = a.n_heads * 2 * a.dim + (task - k0) * a.dim;
+    const uint32_t index_at = (2 * a.n_heads + 2 * a.n_kv) * a.dim + (task - i0) * a.i_dim;
+    const float *in = a.in + (uint64_t)r * a.stride + (task < k0 ? task * 2 * a.dim : index ? index_at : kv_at);
+    load_lanes(v, in, n, lane);
+    if (task == x0) {
+        const uint64_t start = place + 1 - a.ratio; /* a block lies in one page */
+        float sum[N];
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+            if (lane + 32 * k < n) {
+                kv_put(a.kv, a.kv.raw, place * a.i_dim + lane + 32 * k, v[k]);
+            }
+            sum[k] = 0.0f;
+        }
+        if (!ends) {
+            return;
+        }
+        /* the block is complete: raw keys of this step's rows from their projections, rounded as the cache
+         * rounds them, older ones from the cache */
+        for (uint32_t j = 0; j < a.ratio; ++j) {
+            const uint32_t back = a.ratio - 1 - j;
+#pragma unroll
+            for (int k = 0; k < N; ++k) {
+                const uint32_t i = lane + 32 * k;
+                float x = 0.0f;
+                if (i < n) {
+                    x = r - first >= back ? __ldcg(in - (uint64_t)back * a.stride + i)
+                                          : kv_get(a.kv, a.kv.raw, (start + j) * a.i_dim + i);
+                }
+                sum[k] += a.kv.bf16 ? bf16_f(to_bf16(x)) : x;
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+            v[k] = sum[k] / (float)a.ratio;
+        }
+        norm_rope(v, w, n, a.eps, a.rope, at_pos, rot, buf[warp], lane);
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+            if (lane + 32 * k < n) {
+                kv_put(a.kv, a.kv.pooled, start / a.ratio * a.i_dim + lane + 32 * k, v[k]);
+            }
+        }
+        return;
+    }
+    if (task < v0 || index) {
+        norm_rope(v, w, n, a.eps, a.rope, pos, rot, buf[warp], lane);
+    }
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+        const uint32_t i = lane + 32 * k;
+        if (i >= n) {
+            continue;
+        }
+        if (task < k0) {
+            a.q[((uint64_t)r * a.n_heads + task) * a.dim + i] = v[k];
+        } else if (index) {
+            a.iq[((uint64_t)r * a.i_heads + (task - i0)) * a.i_dim + i] = v[k];
+        } else if (task < v0) {
+            kv_put(a.kv, a.kv.k, (place * a.n_kv + (task - k0)) * a.dim + i, v[k]);
+        } else {
+            kv_put(a.kv, a.kv.v, (place * a.n_kv + (task - v0)) * a.dim + i, v[k]);
+        }
     }
 }
 

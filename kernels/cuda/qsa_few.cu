@@ -43,16 +43,17 @@ __device__ __forceinline__ uint32_t sum_before(uint32_t v, uint32_t *sums)
 
 /* The k largest of n <= 33792 scores, ties to the lower number, ascending. All threads of one block. Scores are
  * >= 0 or NaN. */
-__device__ void cut_blocks(cut_smem &s, const float *score, uint32_t n, uint32_t k, int32_t *out)
+template <int J> /* n <= 1024 J */
+__device__ __forceinline__ void cut_blocks(cut_smem &s, const float *score, uint32_t n, uint32_t k, int32_t *out)
 {
     const uint32_t tid = threadIdx.x, lane = tid & 31, warp = tid / 32;
     const uint32_t per = ((n + 1023) / 1024) * 32, base = warp * per + lane; /* a warp has `per` in a row */
-    uint32_t key[FS_REGS], lo = 0xffffffffu, hi = 0;
+    uint32_t key[J], lo = 0xffffffffu, hi = 0;
 #pragma unroll
-    for (int j = 0; j < FS_REGS; ++j) {
+    for (int j = 0; j < J; ++j) {
         const uint32_t i = base + j * 32;
         /* bits order them; 0 is the score zero, and what is past the end never counts */
-        key[j] = j * 32 < per && i < n ? __float_as_uint(__ldcg(score + i)) & 0x7fffffffu : 0;
+        key[j] = i < n && j * 32 < per ? __float_as_uint(__ldcg(score + i)) & 0x7fffffffu : 0;
     }
     if (tid == 0) {
         s.lo = 0xffffffffu;
@@ -60,7 +61,7 @@ __device__ void cut_blocks(cut_smem &s, const float *score, uint32_t n, uint32_t
     }
     __syncthreads();
 #pragma unroll
-    for (int j = 0; j < FS_REGS; ++j) {
+    for (int j = 0; j < J; ++j) {
         lo = key[j] && key[j] < lo ? key[j] : lo;
         hi = key[j] > hi ? key[j] : hi;
     }
@@ -82,7 +83,7 @@ __device__ void cut_blocks(cut_smem &s, const float *score, uint32_t n, uint32_t
         s.hist[tid + FS_T] = 0;
         __syncthreads();
 #pragma unroll
-        for (int j = 0; j < FS_REGS; ++j) {
+        for (int j = 0; j < J; ++j) {
             if (j * 32 < per && key[j] >= lo && key[j] - lo <= range) {
                 atomicAdd(&s.hist[(key[j] - lo) >> shift], 1u);
             }
@@ -128,7 +129,7 @@ __device__ void cut_blocks(cut_smem &s, const float *score, uint32_t n, uint32_t
     }
     uint32_t gt = 0, eq = 0;
 #pragma unroll
-    for (int j = 0; j < FS_REGS; ++j) {
+    for (int j = 0; j < J; ++j) {
         if (j * 32 < per) {
             gt += __popc(__ballot_sync(0xffffffffu, key[j] > cut));
             eq += __popc(__ballot_sync(0xffffffffu, key[j] == cut && base + j * 32 < n));
@@ -144,7 +145,7 @@ __device__ void cut_blocks(cut_smem &s, const float *score, uint32_t n, uint32_t
     e = __reduce_add_sync(0xffffffffu, e);
     const uint32_t below = (1u << lane) - 1;
 #pragma unroll
-    for (int j = 0; j < FS_REGS; ++j) {
+    for (int j = 0; j < J; ++j) {
         if (j * 32 < per) {
             const bool is_gt = key[j] > cut, is_eq = key[j] == cut && base + j * 32 < n;
             const uint32_t gm = __ballot_sync(0xffffffffu, is_gt), em = __ballot_sync(0xffffffffu, is_eq);
@@ -247,7 +248,16 @@ __global__ void __launch_bounds__(FS_T) qsa_select_few(const __grid_constant__ s
     __syncthreads();
     if (last) {
         __threadfence();
-        cut_blocks(cut, score, nb, a.budget, a.block + (uint64_t)r * a.budget);
+        int32_t *out = a.block + (uint64_t)r * a.budget;
+        if (nb <= 1024) {
+            cut_blocks<1>(cut, score, nb, a.budget, out);
+        } else if (nb <= 2048) {
+            cut_blocks<2>(cut, score, nb, a.budget, out);
+        } else if (nb <= 8192) {
+            cut_blocks<8>(cut, score, nb, a.budget, out);
+        } else {
+            cut_blocks<FS_REGS>(cut, score, nb, a.budget, out);
+        }
     }
 }
 
@@ -276,7 +286,8 @@ enum {
     FA_SPAN = FA_WARPS * FA_POS,     /* positions a block */
     FA_PARTS = FA_CL * FA_WARPS,
     FA_P = 264,                      /* elements from row to row in shared memory */
-    FA_PAGES = 2048
+    FA_PAGES = 768,
+    FA_HEADS = 3                     /* heads of a block's slice at most */
 };
 
 union few_warp {
@@ -286,7 +297,7 @@ union few_warp {
 struct few_smem {
     few_warp w[FA_WARPS];
     float m[FA_WARPS][16], l[FA_WARPS][16];   /* largest exponent and sum of the warp's positions */
-    float all_m[FA_PARTS][16], all_l[FA_PARTS][16];
+    float2 ml[FA_HEADS][FA_PARTS];            /* those of the whole cluster for the heads of this block's slice */
     uint64_t full[FA_WARPS];
     int32_t pages[FA_PAGES];
     bool last;
@@ -476,34 +487,48 @@ __global__ void __launch_bounds__(FA_WARPS * 32) qsa_attend_few(const __grid_con
     cluster_wait();
     /* parts of the cluster in the order of positions */
     const uint32_t rest = n - cl * FA_SPAN * FA_CL, parts = rest < FA_SPAN * FA_CL ? (rest + FA_POS - 1) / FA_POS : FA_PARTS;
-    for (uint32_t i = tid; i < parts * 16; i += FA_WARPS * 32) {
-        const uint32_t c = i / 16, h = i % 16;
-        s.all_m[c][h] = peer_f(&s.m[c % FA_WARPS][h], c / FA_WARPS);
-        s.all_l[c][h] = peer_f(&s.l[c % FA_WARPS][h], c / FA_WARPS);
+    const uint32_t h0 = f0 / (ATT_D / 4), h1 = (f0 + slice - 1) / (ATT_D / 4);
+    for (uint32_t i = tid; i < (h1 - h0 + 1) * FA_PARTS; i += FA_WARPS * 32) {
+        const uint32_t h = h0 + i / FA_PARTS, c = i % FA_PARTS;
+        s.ml[h - h0][c] = c < parts ? make_float2(peer_f(&s.m[c % FA_WARPS][h], c / FA_WARPS),
+                                                  peer_f(&s.l[c % FA_WARPS][h], c / FA_WARPS))
+                                    : make_float2(-INFINITY, 0.0f);
     }
-    __syncthreads();
     const uint64_t pair = (uint64_t)r * a.n_kv + kvh;
     const uint32_t f_all = G * (ATT_D / 4), clusters = gridDim.x / FA_CL;
     float4 *part = (float4 *)a.part + pair * clusters * f_all;
     float2 *ml = (float2 *)((float4 *)a.part + (uint64_t)gridDim.z * a.n_kv * clusters * f_all) + pair * clusters * f_all;
     const float *gates = a.in + (uint64_t)r * a.stride + kvh * G * 2 * ATT_D;
     float4 *out = (float4 *)(a.o + ((uint64_t)r * a.n_heads + kvh * G) * ATT_D);
-    for (uint32_t f = f0 + tid; f < f0 + slice; f += FA_WARPS * 32) {
-        const uint32_t h = f / (ATT_D / 4), d = f % (ATT_D / 4) * 4;
+    for (uint32_t f1 = f0; f1 < f0 + slice; f1 += FA_WARPS * 32) {
+        const uint32_t f = f1 + tid, h = f / (ATT_D / 4), d = f % (ATT_D / 4) * 4;
+        const bool mine_f = f < f0 + slice;
+        float4 y[FA_PARTS]; /* all parts on their way together */
+#pragma unroll
+        for (uint32_t c = 0; c < FA_PARTS; ++c) {
+            y[c] = mine_f && c < parts ? peer_f4(&s.w[c % FA_WARPS].o[h][d], c / FA_WARPS) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+        if (f1 == f0) {
+            __syncthreads();
+        }
+        if (!mine_f) {
+            continue;
+        }
         float m = -INFINITY, l = 0.0f;
-        for (uint32_t c = 0; c < parts; ++c) {
-            m = fmaxf(m, s.all_m[c][h]);
+#pragma unroll
+        for (uint32_t c = 0; c < FA_PARTS; ++c) {
+            m = fmaxf(m, s.ml[h - h0][c].x);
         }
         float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 8
-        for (uint32_t c = 0; c < parts; ++c) {
-            const float4 y = peer_f4(&s.w[c % FA_WARPS].o[h][d], c / FA_WARPS);
-            const float e = exp2f(s.all_m[c][h] - m);
-            l = fmaf(e, s.all_l[c][h], l);
-            x.x = fmaf(e, y.x, x.x);
-            x.y = fmaf(e, y.y, x.y);
-            x.z = fmaf(e, y.z, x.z);
-            x.w = fmaf(e, y.w, x.w);
+#pragma unroll
+        for (uint32_t c = 0; c < FA_PARTS; ++c) {
+            const float2 v = s.ml[h - h0][c];
+            const float e = c < parts ? exp2f(v.x - m) : 0.0f;
+            l = fmaf(e, v.y, l);
+            x.x = fmaf(e, y[c].x, x.x);
+            x.y = fmaf(e, y[c].y, x.y);
+            x.z = fmaf(e, y[c].z, x.z);
+            x.w = fmaf(e, y[c].w, x.w);
         }
         if (used > 1) {
             part[(uint64_t)cl * f_all + f] = x;
