@@ -16,9 +16,7 @@ struct gdn_smem {
     float vs[GDN_T][GDN_V], os[GDN_T][GDN_V];
     float part[2][2][GDN_T];                 /* round, half, row: sums of squares */
     float gb[GDN_T][2];
-    float sq[GDN_T][2][2];                   /* squares of q and k, a half each */
-    float w[GDN_OWN * GDN_MAX_TAPS];         /* taps, by channel */
-    float p[GDN_T + GDN_MAX_TAPS - 1][GDN_OWN]; /* inputs: the rows before the round's first, then its own */
+    float hist[GDN_MAX_TAPS - 1][GDN_OWN];   /* new history that waits for the barrier */
     int32_t to[GDN_T];
 };
 
@@ -42,21 +40,67 @@ __device__ __forceinline__ void cluster_store(float *p, uint32_t rank, float v)
 #endif
 }
 
-/* The block's channels of `n` rows from the i0-th of the run on (negative: of the history) to s.p[j0] and on. */
-template <uint32_t TAPS>
-__device__ __forceinline__ void gdn_inputs(const gdn_args &a, gdn_smem &s, uint32_t first, int32_t i0, uint32_t n,
-                                           uint32_t j0, const uint32_t (&c0)[3], uint32_t channels, int32_t slot)
+__device__ __forceinline__ void prefetch_l2(const void *p)
 {
-    const int32_t taps = TAPS ? (int32_t)TAPS : (int32_t)a.taps;
-#pragma unroll 2
-    for (uint32_t x = threadIdx.x; x < n * GDN_OWN; x += 256) {
-        const uint32_t j = x / GDN_OWN, own = x - j * GDN_OWN;
-        const uint32_t ch = (own < GDN_D ? c0[0] : own < 2 * GDN_D ? c0[1] - GDN_D : c0[2] - 2 * GDN_D) + own;
-        const int32_t i = i0 + (int32_t)j;
-        s.p[j0 + j][own] = i >= 0     ? __ldcg(a.in + (uint64_t)(first + i) * a.in_stride + ch)
-                           : slot < 0 ? 0.0f
-                                      : __ldcg(a.conv_state + slot * a.conv_stride +
-                                               (uint64_t)(taps - 1 + i) * channels + ch);
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
+/* Convolution of N channels ch, ch + 32, .. of the row `i` rows after the run's first; `own` is the block's number
+ * of channel ch. All loads are in flight before the first use. Where the row keeps its history (keep) it is written
+ * by the way, to its slot, or, as that is the run's own old one, to shared memory. */
+template <int N>
+__device__ __forceinline__ void gdn_conv(const gdn_args &a, gdn_smem &s, uint32_t first, int32_t i, uint32_t ch,
+                                         uint32_t own, uint32_t channels, int32_t slot, int32_t to, bool keep,
+                                         float (&out)[N])
+{
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+        out[e] = 0.0f;
+    }
+    for (uint32_t j0 = 0; j0 < a.taps; j0 += 4) {
+        float p[N][4], w[N][4];
+#pragma unroll
+        for (uint32_t j = 0; j < 4; ++j) {
+            const int32_t at = i - (int32_t)(a.taps - 1) + (int32_t)(j0 + j);
+            const bool in = j0 + j < a.taps, now = at >= 0;
+            const float *src = now ? a.in + (uint64_t)(first + at) * a.in_stride
+                                   : a.conv_state + slot * a.conv_stride +
+                                         (uint64_t)((int32_t)a.taps - 1 + at) * channels;
+            const bool has = in && (now || slot >= 0);
+#pragma unroll
+            for (int e = 0; e < N; ++e) {
+                p[e][j] = has ? __ldcg(src + ch + 32 * e) : 0.0f;
+                w[e][j] = in ? __ldg(a.conv_w + (uint64_t)(ch + 32 * e) * a.taps + j0 + j) : 0.0f;
+            }
+        }
+#pragma unroll
+        for (int e = 0; e < N; ++e) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                out[e] = fmaf(w[e][j], p[e][j], out[e]);
+            }
+        }
+        if (keep) {
+#pragma unroll
+            for (uint32_t j = 0; j < 4; ++j) {
+                const uint32_t x = j0 + j;
+                if (x == 0 || x >= a.taps) {
+                    continue;
+                }
+#pragma unroll
+                for (int e = 0; e < N; ++e) {
+                    if (to == slot) {
+                        s.hist[x - 1][own + 32 * e] = p[e][j];
+                    } else {
+                        a.conv_state[to * a.conv_stride + (uint64_t)(x - 1) * channels + ch + 32 * e] = p[e][j];
+                    }
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+        out[e] = silu_f(out[e]);
     }
 }
 
@@ -83,12 +127,10 @@ __device__ __forceinline__ void put_state(float *p, const float (&S)[8][4])
     }
 }
 
-template <uint32_t TAPS>
 __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t first, uint32_t kh, uint32_t rank,
                                         bool &waited)
 {
     const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, n_rows = a.step.n_rows;
-    const uint32_t taps = TAPS ? TAPS : a.taps;
     const uint32_t vh = kh * a.group + rank / 2, half = rank & 1;
     const uint32_t k0 = a.k_heads * GDN_D, v0 = 2 * k0, channels = v0 + a.v_heads * GDN_D;
     const uint32_t z0 = channels, b0 = z0 + a.v_heads * GDN_D, a0 = b0 + a.v_heads;
@@ -114,12 +156,15 @@ __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t
                                   : __ldcg((const float4 *)(a.s + slot * a.s_stride + mine + i * GDN_D));
         S[i][0] = x.x, S[i][1] = x.y, S[i][2] = x.z, S[i][3] = x.w;
     }
-    gdn_inputs<TAPS>(a, s, first, 1 - (int32_t)taps, taps - 1, 0, c0, channels, slot);
-    for (uint32_t x = tid; x < GDN_OWN * taps; x += 256) {
-        const uint32_t own = x / taps, ch = (own < GDN_D ? c0[0] : own < 2 * GDN_D ? c0[1] - GDN_D : c0[2] - 2 * GDN_D) + own;
-        s.w[x] = __ldg(a.conv_w + (uint64_t)ch * taps + x % taps);
-    }
     if (!waited) {
+        if (tid < 10 * a.taps) { /* lines of the history and of the taps */
+            const uint32_t j = tid / 10, l = tid % 10;
+            const uint32_t ch = c0[l < 4 ? 0 : l < 8 ? 1 : 2] + (l < 8 ? l & 3 : l - 8) * 32;
+            prefetch_l2(a.conv_w + (uint64_t)ch * a.taps + j * 32);
+            if (slot >= 0 && j + 1 < a.taps) {
+                prefetch_l2(a.conv_state + slot * a.conv_stride + (uint64_t)j * channels + ch);
+            }
+        }
         pdl_wait();
         waited = true;
     }
@@ -129,8 +174,6 @@ __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t
         if (t0) {
             __syncthreads();
         }
-        const uint32_t back = t0 ? taps - 1 : 0;
-        gdn_inputs<TAPS>(a, s, first, (int32_t)(t0 - back), n + back, taps - 1 - back, c0, channels, slot);
         float z[2];
 #pragma unroll
         for (uint32_t e = 0; e < 2; ++e) {
@@ -141,59 +184,47 @@ __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t
         if (tid < n) {
             s.to[tid] = __ldcg(a.step.state_out + first + t0 + tid);
         }
-        if (tid >= 32 && tid < 32 + n) {
-            const uint32_t t = tid - 32;
-            const float *row = a.in + (uint64_t)(first + t0 + t) * a.in_stride;
-            const float ga = __ldcg(row + a0 + vh), gb = __ldcg(row + b0 + vh);
-            s.gb[t][0] = expf(-expf(__ldg(a.a_log + vh)) * softplus_f(ga + __ldg(a.dt_bias + vh)));
-            s.gb[t][1] = sigmoid_f(gb);
-        }
-        __syncthreads();
-        /* a task is 64 channels of a row: halves of q and of k, and v */
-        for (uint32_t task = warp; task < 5 * n; task += 8) {
-            const uint32_t t = task / 5, what = task - 5 * t, own = what * GDN_V + lane;
-            const uint32_t ch = c0[what >> 1] + (what < 4 ? (what & 1) * GDN_V : 0) + lane;
-            const int32_t to = s.to[t];
-            float x[2] = {};
-            for (uint32_t j = 0; j < taps; ++j) {
+        for (uint32_t task = warp; task < 3 * n; task += 8) {
+            const uint32_t t = task / 3, what = task - 3 * t;
+            const int32_t i = (int32_t)(t0 + t), to = __ldcg(a.step.state_out + first + t0 + t);
+            if (what < 2) {
+                float x[4], q = 0.0f;
+                gdn_conv<4>(a, s, first, i, c0[what] + lane, what * GDN_D + lane, channels, slot, to,
+                            to >= 0 && rank == 0, x);
 #pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    x[e] = fmaf(s.w[(own + 32 * e) * taps + j], s.p[t + j][own + 32 * e], x[e]);
+                for (int e = 0; e < 4; ++e) {
+                    q = fmaf(x[e], x[e], q);
                 }
-            }
-            x[0] = silu_f(x[0]);
-            x[1] = silu_f(x[1]);
-            if (what < 4) {
-                s.qk[t][what >> 1][(what & 1) * GDN_V + lane] = x[0];
-                s.qk[t][what >> 1][(what & 1) * GDN_V + 32 + lane] = x[1];
-                const float q = warp_sum(fmaf(x[0], x[0], x[1] * x[1]));
-                if (lane == 0) {
-                    s.sq[t][what >> 1][what & 1] = q;
+                q = 1.0f / sqrtf(warp_sum(q) + 1e-6f);
+                if (what == 0) {
+                    q *= 0.088388347648318447f; /* 1 / sqrt(128) */
+                }
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    s.qk[t][what][e * 32 + lane] = x[e] * q;
                 }
             } else {
+                const float *row = a.in + (uint64_t)(first + i) * a.in_stride;
+                const float ga = __ldcg(row + a0 + vh), gb = __ldcg(row + b0 + vh);
+                float x[2];
+                gdn_conv<2>(a, s, first, i, c0[2] + lane, 2 * GDN_D + lane, channels, slot, to, to >= 0, x);
                 s.vs[t][lane] = x[0];
                 s.vs[t][lane + 32] = x[1];
-            }
-            if (to >= 0 && to != slot && (what == 4 || rank == 0)) { /* the row's history, elsewhere */
-                for (uint32_t j = 0; j + 1 < taps; ++j) {
-                    float *d = a.conv_state + to * a.conv_stride + (uint64_t)j * channels + ch;
-                    d[0] = s.p[t + 1 + j][own];
-                    d[32] = s.p[t + 1 + j][own + 32];
+                if (lane == 0) {
+                    s.gb[t][0] = expf(-expf(__ldg(a.a_log + vh)) * softplus_f(ga + __ldg(a.dt_bias + vh)));
+                    s.gb[t][1] = sigmoid_f(gb);
                 }
             }
         }
         __syncthreads();
         for (uint32_t t = 0; t < n; ++t) {
             const float decay = s.gb[t][0], beta = s.gb[t][1];
-            const float qf = 0.088388347648318447f / sqrtf(s.sq[t][0][0] + s.sq[t][0][1] + 1e-6f), /* 1 / sqrt(128) */
-                        kf = 1.0f / sqrtf(s.sq[t][1][0] + s.sq[t][1][1] + 1e-6f);
             float k[8], q[8], u[4], sum[4] = {};
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float4 x = *(const float4 *)&s.qk[t][1][kp * 8 + 4 * h],
-                             y = *(const float4 *)&s.qk[t][0][kp * 8 + 4 * h];
-                k[4 * h] = x.x * kf, k[4 * h + 1] = x.y * kf, k[4 * h + 2] = x.z * kf, k[4 * h + 3] = x.w * kf;
-                q[4 * h] = y.x * qf, q[4 * h + 1] = y.y * qf, q[4 * h + 2] = y.z * qf, q[4 * h + 3] = y.w * qf;
+                const float4 x = *(const float4 *)&s.qk[t][1][kp * 8 + 4 * h], y = *(const float4 *)&s.qk[t][0][kp * 8 + 4 * h];
+                k[4 * h] = x.x, k[4 * h + 1] = x.y, k[4 * h + 2] = x.z, k[4 * h + 3] = x.w;
+                q[4 * h] = y.x, q[4 * h + 1] = y.y, q[4 * h + 2] = y.z, q[4 * h + 3] = y.w;
             }
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
@@ -251,12 +282,11 @@ __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t
     }
     if (last_to >= 0) {
         put_state(a.s + last_to * a.s_stride + mine, S);
-        if (last_to == slot) { /* the run's own old history: all blocks have read it */
-            const uint32_t t = (len - 1) % GDN_T;
+        if (last_to == slot) {
             for (uint32_t i = rank == 0 ? tid : 2 * GDN_D + tid; i < GDN_OWN; i += 256) {
-                const uint32_t ch = (i < GDN_D ? c0[0] : i < 2 * GDN_D ? c0[1] - GDN_D : c0[2] - 2 * GDN_D) + i;
-                for (uint32_t j = 0; j + 1 < taps; ++j) {
-                    a.conv_state[slot * a.conv_stride + (uint64_t)j * channels + ch] = s.p[t + 1 + j][i];
+                const uint32_t part = i / GDN_D, ch = c0[part] + i - part * GDN_D;
+                for (uint32_t j = 0; j + 1 < a.taps; ++j) {
+                    a.conv_state[slot * a.conv_stride + (uint64_t)j * channels + ch] = s.hist[j][i];
                 }
             }
         }
@@ -264,8 +294,7 @@ __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t
     __syncthreads();
 }
 
-/* TAPS 0: as many as the arguments say. */
-template <uint32_t TAPS> __global__ void __launch_bounds__(256, 3) gdn_core(const __grid_constant__ gdn_args a)
+__global__ void __launch_bounds__(256, 2) gdn_core(const __grid_constant__ gdn_args a)
 {
     __shared__ __align__(16) gdn_smem s;
     const uint32_t cs = a.group * 2, kh = blockIdx.x / cs, rank = blockIdx.x - kh * cs, lane = threadIdx.x & 31;
@@ -285,7 +314,7 @@ template <uint32_t TAPS> __global__ void __launch_bounds__(256, 3) gdn_core(cons
                             __ldcg(a.step.pos + r) >= 0 &&
                             !(a.chunked && (__ldcg(a.chunked + r / 32) >> (r & 31) & 1));
         for (uint32_t b = __ballot_sync(0xffffffffu, begins); b; b &= b - 1) {
-            gdn_run<TAPS>(a, s, r0 + (__ffs(b) - 1) * gridDim.y, kh, rank, waited);
+            gdn_run(a, s, r0 + (__ffs(b) - 1) * gridDim.y, kh, rank, waited);
         }
     }
     if (!waited) {
@@ -336,6 +365,6 @@ extern "C" int qx_cuda_gdn(struct qx_queue *q, const struct qx_op_gdn *o)
         }
     }
     const uint32_t most = a.chunked ? 8 : 64;
-    return launch_cluster(q, "gdn", a.taps == 4 ? gdn_core<4> : gdn_core<0>,
-                          dim3(o->k_heads * a.group * 2, n < most ? n : most), dim3(256), 0, a.group * 2, a);
+    return launch_cluster(q, "gdn", gdn_core, dim3(o->k_heads * a.group * 2, n < most ? n : most), dim3(256), 0,
+                          a.group * 2, a);
 }
