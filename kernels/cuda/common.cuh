@@ -32,6 +32,7 @@ struct qx_queue {
     bool has_wgmma;         /* the device runs code compiled for sm_90a: what __CUDA_ARCH_FEAT_SM90_ALL guards */
     bool failed;
     bool capturing;
+    bool by_registers;      /* launch_alone: how the last such kernel keeps a multiprocessor to itself */
     struct qx_error first;  /* the first failure since the last wait */
     uint8_t *ws;            /* workspace of ops, WS_BYTES */
     unsigned *tickets;      /* QX_N_TICKETS zeros */

@@ -1,4 +1,5 @@
-/* hc.cu: hyper-connection module in two kernels. The first normalises the streams (with the block's
+/* hc.cu: hyper-connection module. With inputs of products rounded to bf16 it is that of hc_stream.cu; here
+ * are the write-back alone and, for precise inputs and odd shapes, two kernels on tiles. The first normalises the streams (with the block's
  * output added on the fly) and multiplies with the down and inject matrices, a stream and 16 rows a
  * block; the second adds up the streams, multiplies with the up matrix, mixes, and is the one that
  * writes the streams back, since there each element belongs to one block. */
@@ -6,6 +7,9 @@
 #include "tile.cuh"
 
 #define HC_MAX_STREAMS 8
+
+/* hc_stream.cu; done: false when the op is not one for it. */
+int hc_streamed(struct qx_queue *q, const struct qx_op_hc *o, bool *done);
 
 struct hc_args {
     uint32_t n_rows, C, hidden, rank, n_groups;
@@ -15,7 +19,7 @@ struct hc_args {
     tile_w down[HC_MAX_STREAMS]; /* a slice of columns a stream */
     tile_w inject[HC_MAX_STREAMS];
     tile_w up;
-    bool has_inject;
+    bool has_inject, act_bf16;
     uint32_t tiles_down, pr; /* partial sums: [row][stream][pr], then r [row][stream] */
     float *m, *inj_out, *part, *rs;
     uint32_t save_off;       /* bytes of shared memory before the saved streams */
@@ -33,6 +37,7 @@ __device__ __forceinline__ float hc_new(float x, float y, float inj)
 struct src_hc {
     const float *x, *y, *inj, *norm; /* of the group's first row and of the stream */
     uint32_t C, hidden;
+    bool act_bf16;
     const float *r;    /* shared [m] */
     const float *save; /* shared [m][hidden] or NULL */
     __device__ __forceinline__ void raw8(uint32_t m, uint32_t k, float (&v)[8]) const
@@ -86,6 +91,9 @@ struct src_hc {
             for (int i = 0; i < 8; ++i) {
                 v[i] = k + i < hidden ? (v[i] * s) * (1.0f + __ldg(norm + k + i)) : 0.0f;
             }
+        }
+        if (act_bf16) {
+            round8(v);
         }
     }
 };
@@ -143,6 +151,7 @@ template <int NB> __global__ void __launch_bounds__(256, 2) hc_down(const __grid
     src.norm = a.norm + c * a.hidden;
     src.C = a.C;
     src.hidden = a.hidden;
+    src.act_bf16 = a.act_bf16;
     src.r = r;
     float *units = (float *)((uint8_t *)sm + a.save_off);
     float *save = a.save ? units + 8 * ((a.hidden + 7) / 8) : nullptr;
@@ -182,6 +191,7 @@ struct src_lo {
         return s;
     }
     const float *lo; /* shared [m][rank], made by all threads before staging */
+    bool act_bf16;
     __device__ __forceinline__ float value(uint32_t m, uint32_t k) const
     {
         float p[HC_MAX_STREAMS], s = 0.0f;
@@ -201,6 +211,9 @@ struct src_lo {
         for (int i = 0; i < 8; ++i) {
             v[i] = k + i < rank ? lo[m * rank + k + i] : 0.0f;
         }
+        if (act_bf16) {
+            round8(v);
+        }
     }
 };
 
@@ -216,7 +229,7 @@ template <int NB> __global__ void __launch_bounds__(256, 2) hc_up(const __grid_c
     const tile_split sp = tile_divide(w.tf, w.k, a.C <= 4 ? 2 : 1);
     const uint32_t warp = threadIdx.x / 32, nt = blockDim.x;
     float *lo = (float *)((uint8_t *)sm + a.lo_off);
-    const src_lo src = {a.part + (uint64_t)m0 * a.C * a.pr, a.C, a.pr, a.rank, lo};
+    const src_lo src = {a.part + (uint64_t)m0 * a.C * a.pr, a.C, a.pr, a.rank, lo, a.act_bf16};
     const uint32_t c = warp / sp.parts;
     auto ready = [&]() {
         for (uint32_t i = threadIdx.x; i < m_rows * a.rank; i += nt) {
@@ -300,7 +313,15 @@ extern "C" int qx_cuda_hc(struct qx_queue *q, const struct qx_op_hc *o)
         return launch(q, "hc", hc_write, dim3((unsigned)(blocks < 4096 ? blocks : 4096)), dim3(256), 0, o->x,
                       o->y, o->inj_in, o->n_streams, o->hidden, n);
     }
+    if (o->act_bf16) {
+        bool done;
+        const int r = hc_streamed(q, o, &done);
+        if (done || r) {
+            return r;
+        }
+    }
     hc_args a = {};
+    a.act_bf16 = o->act_bf16;
     a.n_rows = o->n_rows;
     a.C = o->n_streams;
     a.hidden = o->hidden;

@@ -12,7 +12,7 @@ struct lin_stream {
     float *y;
     uint64_t x_stride, y_stride;
     uint32_t n_rows, n_weights, k, group; /* group: rows of input a block */
-    uint32_t slot_bytes, n_slots, x_pitch16;
+    uint32_t slot_bytes, n_slots, x_pitch16, lead;
     bool acc, nv;
     stream_w w[QX_LINEAR_MAX];
     uint32_t off[QX_LINEAR_MAX];
@@ -30,89 +30,126 @@ __device__ __forceinline__ uint32_t lin_bound(const lin_stream &a, uint32_t j, u
     return r < a.w[j].rows ? (uint32_t)r : a.w[j].rows;
 }
 
+/* What the consumers of a block share. */
+struct lin_block {
+    stream_ring ring;
+    stream_x xs;
+    float *red;
+    uint32_t buf, m0;
+    bool warm; /* the next tile is not one yet */
+};
+
+/* Rows r0 .. r1 of matrix j. The very first pass multiplies what happens to be in shared memory and stores
+ * nothing: it brings the instructions here before the op before has ended. */
 template <int F, int TB>
 __device__ __forceinline__ void lin_matrix(const lin_stream &a, uint32_t j, uint32_t r0, uint32_t r1,
-                                           stream_ring &ring, const stream_x &xs, float *red, uint32_t &buf,
-                                           uint32_t m0, uint32_t warp, uint32_t lane)
+                                           lin_block &b, uint32_t warp, uint32_t lane)
 {
     const stream_w &w = a.w[j];
-    for (uint32_t row = r0; row < r1; row += STREAM_ROWS) {
+    uint32_t row = r0;
+    while (row < r1) {
         stream_acc<TB> acc = {};
         for (uint32_t s = 0; s < w.n_seg; ++s) {
-            bar_wait(ring.full + ring.slot, ring.phase);
-            stream_slot<F, TB>(acc, w, ring.base + ring.slot * ring.slot_bytes, row, s, xs, warp, lane);
+            if (!b.warm) {
+                bar_wait(b.ring.full + b.ring.slot, b.ring.phase);
+            }
+            stream_slot<F, TB>(acc, w, b.ring.base + b.ring.slot * b.ring.slot_bytes, row, s, b.xs, warp, lane);
+            if (b.warm) {
+                break;
+            }
             __syncwarp();
             if (lane == 0) {
-                bar_arrive(ring.empty + ring.slot);
+                bar_arrive(b.ring.empty + b.ring.slot);
             }
-            ring.next();
+            b.ring.next();
         }
-        float *rb = red + buf * (STREAM_WARPS * TB * 64);
+        float *rb = b.red + b.buf * (STREAM_WARPS * TB * 64);
         stream_store<TB>(rb + warp * (TB * 64), acc, lane);
         consumers_sync();
-        const uint32_t n = r1 - row < STREAM_ROWS ? r1 - row : STREAM_ROWS;
-        for (uint32_t i = threadIdx.x; i < xs.n_tok * 8; i += STREAM_WARPS * 32) {
+        const uint32_t n = b.warm ? 0 : r1 - row < STREAM_ROWS ? r1 - row : STREAM_ROWS;
+        for (uint32_t i = threadIdx.x; i < b.xs.n_tok * 8; i += STREAM_WARPS * 32) {
+            const float v = w.factor * stream_sum<TB>(rb, i);
             if ((i & 7) < n) {
-                const float v = w.factor * stream_sum<TB>(rb, i);
-                float *y = a.y + (m0 + i / 8) * a.y_stride + a.off[j] + row + (i & 7);
+                float *y = a.y + (b.m0 + i / 8) * a.y_stride + a.off[j] + row + (i & 7);
                 *y = a.acc ? __ldcg(y) + v : v;
             }
         }
-        buf ^= 1; /* the other buffer is free: all have passed the barrier behind reading it */
+        b.buf ^= 1; /* the other buffer is free: all have passed the barrier behind reading it */
+        if (b.warm) {
+            b.warm = false;
+            pdl_wait();
+            stream_stage((uint4 *)b.xs.xs, a.x_pitch16, a.x + b.m0 * a.x_stride, a.x_stride, b.xs.n_tok, a.k, a.nv,
+                         threadIdx.x, STREAM_WARPS * 32);
+            consumers_sync();
+        } else {
+            row += STREAM_ROWS;
+        }
     }
 }
 
 template <int TB>
-__global__ void __launch_bounds__(STREAM_WARPS * 32 + 32, TB == 4 ? 1 : 2) linear_stream(const __grid_constant__ lin_stream a)
+__global__ void __maxnreg__(TB == 4 ? 128 : 104) linear_stream(const __grid_constant__ lin_stream a)
 {
     extern __shared__ __align__(128) uint8_t smem[];
     __shared__ uint64_t bars[2 * STREAM_MAX_SLOTS];
-    pdl_next();
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     const uint32_t m0 = blockIdx.y * a.group, n_tok = a.n_rows - m0 < a.group ? a.n_rows - m0 : a.group;
     float *red = (float *)(smem + a.n_slots * a.slot_bytes);
     uint4 *x = (uint4 *)(red + 2 * STREAM_WARPS * TB * 64);
-    stream_ring ring = {smem, bars, bars + STREAM_MAX_SLOTS, a.slot_bytes, a.n_slots, 0, 0};
-    ring_init(ring, threadIdx.x);
+    lin_block b = {{smem, bars, bars + STREAM_MAX_SLOTS, a.slot_bytes, a.n_slots, 0, 0},
+                   {x, a.x_pitch16, n_tok}, red, 0, m0, true};
+    ring_init(b.ring, threadIdx.x);
     const uint64_t total = a.begin[a.n_weights];
     const uint64_t p0 = total * blockIdx.x / gridDim.x, p1 = total * (blockIdx.x + 1) / gridDim.x;
+    if (warp > STREAM_WARPS) {
+        return; /* there for their registers (launch_alone) */
+    }
     if (warp == STREAM_WARPS) {
         const uint64_t policy = l2_read_once();
+        uint32_t left = 0;
+        for (uint32_t j = 0; j < a.n_weights; ++j) {
+            left += (lin_bound(a, j, p1) - lin_bound(a, j, p0) + STREAM_ROWS - 1) / STREAM_ROWS * a.w[j].n_seg;
+        }
+        /* The next op's blocks come when this one has little left to ask for: so its weights follow these
+         * without a gap, instead of competing with them and leaving the end to latencies alone. */
+        if (left <= a.lead) {
+            pdl_next();
+        }
         for (uint32_t j = 0; j < a.n_weights; ++j) {
             const uint32_t r0 = lin_bound(a, j, p0), r1 = lin_bound(a, j, p1);
             for (uint32_t row = r0; row < r1; row += STREAM_ROWS) {
                 const uint32_t n = r1 - row < STREAM_ROWS ? r1 - row : STREAM_ROWS;
                 for (uint32_t s = 0; s < a.w[j].n_seg; ++s) {
-                    ring_fill(ring, a.w[j], row, n, s, policy, lane);
+                    ring_fill(b.ring, a.w[j], row, n, s, policy, lane);
+                    if (--left == a.lead) {
+                        pdl_next();
+                    }
                 }
             }
         }
         pdl_wait();
         return;
     }
-    pdl_wait();
-    stream_stage(x, a.x_pitch16, a.x + m0 * a.x_stride, a.x_stride, n_tok, a.k, a.nv, threadIdx.x,
-                 STREAM_WARPS * 32);
-    consumers_sync();
-    const stream_x xs = {x, a.x_pitch16, n_tok};
-    uint32_t buf = 0;
     for (uint32_t j = 0; j < a.n_weights; ++j) {
         const uint32_t r0 = lin_bound(a, j, p0), r1 = lin_bound(a, j, p1);
         if (r0 < r1) {
             switch (a.w[j].tf) {
-            case TF_BF16: lin_matrix<TF_BF16, TB>(a, j, r0, r1, ring, xs, red, buf, m0, warp, lane); break;
-            case TF_FP8: lin_matrix<TF_FP8, TB>(a, j, r0, r1, ring, xs, red, buf, m0, warp, lane); break;
-            case TF_BLOCK: lin_matrix<TF_BLOCK, TB>(a, j, r0, r1, ring, xs, red, buf, m0, warp, lane); break;
-            case TF_MX: lin_matrix<TF_MX, TB>(a, j, r0, r1, ring, xs, red, buf, m0, warp, lane); break;
-            default: lin_matrix<TF_NV, TB>(a, j, r0, r1, ring, xs, red, buf, m0, warp, lane); break;
+            case TF_BF16: lin_matrix<TF_BF16, TB>(a, j, r0, r1, b, warp, lane); break;
+            case TF_FP8: lin_matrix<TF_FP8, TB>(a, j, r0, r1, b, warp, lane); break;
+            case TF_BLOCK: lin_matrix<TF_BLOCK, TB>(a, j, r0, r1, b, warp, lane); break;
+            case TF_MX: lin_matrix<TF_MX, TB>(a, j, r0, r1, b, warp, lane); break;
+            default: lin_matrix<TF_NV, TB>(a, j, r0, r1, b, warp, lane); break;
             }
         }
+    }
+    if (b.warm) {
+        pdl_wait(); /* a block without rows */
     }
 }
 
 #define LIN_SEG 2560u            /* bytes of a row at once */
-#define LIN_SHARED (112u << 10)  /* two blocks a multiprocessor: the next op's beside this one's */
 #define LIN_SHARED_MAX (224u << 10)
+#define LIN_LEAD 6u              /* slots left to ask for when the next op may start */
 #define LIN_RING (96u << 10)
 #define LIN_RING_MIN (64u << 10)
 
@@ -152,7 +189,7 @@ static int linear_streamed(struct qx_queue *q, const struct qx_op_linear *o, uns
     a.group = group;
     const uint32_t tb = group <= 8 ? 1 : group <= 16 ? 2 : 4;
     const uint32_t fixed = group * x_row + tb * red8;
-    uint32_t ring = fixed + LIN_RING_MIN <= LIN_SHARED ? LIN_SHARED - fixed - 1024 : LIN_SHARED_MAX - fixed;
+    uint32_t ring = fixed + LIN_RING_MIN <= ALONE_SHARED_LEFT ? ALONE_SHARED_LEFT - fixed : LIN_SHARED_MAX - fixed;
     ring = ring > LIN_RING ? LIN_RING : ring;
     a.n_slots = ring / a.slot_bytes;
     a.n_slots = a.n_slots > STREAM_MAX_SLOTS ? STREAM_MAX_SLOTS : a.n_slots;
@@ -160,10 +197,12 @@ static int linear_streamed(struct qx_queue *q, const struct qx_op_linear *o, uns
         return qx_queue_refuse(q, "linear", "a row of input is too long for shared memory");
     }
     const uint32_t smem = a.n_slots * a.slot_bytes + fixed;
-    const dim3 grid((unsigned)q->n_sm, n_groups), block(STREAM_WARPS * 32 + 32);
-    return tb == 1   ? launch(q, "linear", linear_stream<1>, grid, block, smem, a)
-           : tb == 2 ? launch(q, "linear", linear_stream<2>, grid, block, smem, a)
-                     : launch(q, "linear", linear_stream<4>, grid, block, smem, a);
+    a.lead = LIN_LEAD;
+    const dim3 grid((unsigned)q->n_sm, n_groups);
+    const unsigned threads = STREAM_WARPS * 32 + 32;
+    return tb == 1   ? launch_alone(q, "linear", linear_stream<1>, grid, threads, smem, a)
+           : tb == 2 ? launch_alone(q, "linear", linear_stream<2>, grid, threads, smem, a)
+                     : launch_alone(q, "linear", linear_stream<4>, grid, threads, smem, a);
 }
 
 /* ---- tiles ------------------------------------------------------------------------------------ */
@@ -274,7 +313,7 @@ int qx_linear_few(struct qx_queue *q, const struct qx_op_linear *o)
     unsigned tiled = 0, plain = 0, nv = 0;
     for (uint32_t j = 0; j < o->n_weights; ++j) {
         stream_w w;
-        if (!o->act_bf16 || q->capability < 90 || !make_stream_w(o->w[j], LIN_SEG, &w)) {
+        if (!o->act_bf16 || !can_stream(q) || !make_stream_w(o->w[j], LIN_SEG, &w)) {
             tiled |= o->w[j].rows ? 1u << j : 0;
         } else if (w.tf == TF_NV) {
             nv |= 1u << j;

@@ -19,6 +19,43 @@
 #define STREAM_ROWS 8u     /* rows of a matrix a slot */
 #define STREAM_MAX_SLOTS 16u
 
+/* ---- launching -------------------------------------------------------------------------------- */
+
+/* One block a multiprocessor, and beside it one of the next such kernel, which fetches its weights before
+ * this one has ended. Blocks of one kernel must not share a multiprocessor, which the hardware prefers while
+ * others are busy with an earlier kernel: so each takes more than half of the shared memory or, in turn, of
+ * the registers (blocks get idle warps for that), and two kernels that follow one another differ. */
+__host__ inline bool can_stream(const struct qx_queue *q)
+{
+    return q->capability >= 90 && q->capability < 120; /* bulk copies, and 227 KiB of shared memory */
+}
+#define ALONE_SHARED (116u << 10)
+#define ALONE_SHARED_LEFT (109u << 10) /* what a block by registers may have */
+#define ALONE_REGISTERS 32768u
+
+template <class... P, class... A>
+static int launch_alone(struct qx_queue *q, const char *name, void (*kernel)(P...), dim3 grid, unsigned threads,
+                        uint32_t smem, A... args)
+{
+    q->by_registers = !q->by_registers;
+    if (smem > ALONE_SHARED_LEFT) {
+        q->by_registers = false;
+    }
+    if (!q->by_registers) {
+        smem = smem > ALONE_SHARED ? smem : ALONE_SHARED;
+    } else {
+        cudaFuncAttributes f;
+        cudaError_t e = cudaFuncGetAttributes(&f, (const void *)kernel);
+        if (e != cudaSuccess) {
+            return qx_queue_fail(q, e, name);
+        }
+        const unsigned regs = (unsigned)(f.numRegs + 7) / 8 * 8;
+        const unsigned need = (ALONE_REGISTERS / regs + 32) / 32 * 32;
+        threads = need > threads && need <= (unsigned)f.maxThreadsPerBlock ? need : threads;
+    }
+    return launch(q, name, kernel, grid, dim3(threads), smem, args...);
+}
+
 /* ---- barriers and copies -------------------------------------------------------------------- */
 
 __device__ __forceinline__ uint32_t smem_addr(const void *p)
@@ -136,7 +173,7 @@ __host__ inline bool make_stream_w(const struct qx_weight &w, uint32_t seg_max, 
     s->n_seg = (s->bytes + s->seg - 1) / s->seg;
     s->seg_scale = per ? (s->tf == TF_NV ? s->seg * 2 : s->seg) / per : 0;
     s->pitch = (s->seg + 63) / 128 * 128 + 64;
-    s->pitch_scale = s->seg_scale ? (s->seg_scale + 15) / 16 * 16 : 0;
+    s->pitch_scale = s->seg_scale;
     s->rows = w.rows;
     s->row0 = w.row0;
     s->scale_cols = (w.cols + 127) / 128;
@@ -192,6 +229,11 @@ __device__ __forceinline__ void ring_fill(stream_ring &r, const stream_w &w, uin
     if (lane < n) {
         bulk_load(d + lane * w.pitch, w.codes + (uint64_t)(row + lane) * w.row_bytes + at, bytes,
                   r.full + r.slot, policy);
+    } else if (sbytes && w.n_seg == 1) {
+        if (lane == 8) { /* rows of scales lie one after another on both sides */
+            bulk_load(d + STREAM_ROWS * w.pitch, w.scale + (uint64_t)row * w.scale_bytes, n * sbytes,
+                      r.full + r.slot, policy);
+        }
     } else if (sbytes && lane >= 8 && lane - 8 < n) {
         bulk_load(d + STREAM_ROWS * w.pitch + (lane - 8) * w.pitch_scale,
                   w.scale + (uint64_t)(row + lane - 8) * w.scale_bytes + sat, sbytes, r.full + r.slot, policy);
@@ -260,6 +302,48 @@ __device__ __forceinline__ void stream_stage(uint4 *xs, uint32_t pitch16, const 
             }
         }
     }
+}
+
+/* ---- decoding E4M3 without conversions -------------------------------------------------------- */
+
+/* Four codes as bf16 pairs (0,1) (2,3), to be multiplied with 2^120: the seven bits of a code are placed as
+ * exponent and fraction of bf16. NaN codes come out as 480. */
+__device__ __forceinline__ void place_e4m3(uint32_t w, uint32_t &p0, uint32_t &p1)
+{
+    const uint32_t a = __byte_perm(w, 0, 0x1404), b = __byte_perm(w, 0, 0x3424);
+    p0 = (a & 0x80008000u) | ((a >> 4) & 0x07f007f0u);
+    p1 = (b & 0x80008000u) | ((b >> 4) & 0x07f007f0u);
+}
+/* Sixteen codes x s (a bf16 pair of a power of two or NaN): p[2 i], p[2 i + 1] of word i. */
+template <bool SCALED>
+__device__ __forceinline__ void dec_e4m3x16(const uint4 &v, uint32_t s, uint32_t (&p)[8])
+{
+    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+    uint32_t nan = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        nan |= (w[i] & 0x7f7f7f7fu) + 0x01010101u;
+        place_e4m3(w[i], p[2 * i], p[2 * i + 1]);
+#pragma unroll
+        for (int j = 2 * i; j < 2 * i + 2; ++j) {
+            p[j] = mul_bf16x2(p[j], 0x7b807b80u);
+            if (SCALED) {
+                p[j] = mul_bf16x2(p[j], s);
+            }
+        }
+    }
+    if (nan & 0x80808080u) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            dec_fp8(w[i], SCALED ? bf16_lo(s) : 1.0f, p[2 * i], p[2 * i + 1]);
+        }
+    }
+}
+/* An E8M0 code as a bf16 pair. */
+__device__ __forceinline__ uint32_t e8m0_pair(uint32_t c)
+{
+    const uint32_t b = c == 0xff ? 0x7fc0u : c == 0 ? 0x0040u : c << 7;
+    return b * 0x10001u;
 }
 
 /* ---- one slot ---------------------------------------------------------------------------------- */
@@ -338,8 +422,8 @@ __device__ __forceinline__ void stream_slot(stream_acc<TB> &acc, const stream_w 
                 stream_mma<TB>(acc.c[1], x, 1, p[2], p[3]);
             }
         } else {
-            const float f = F == TF_MX ? (in ? e8m0_f(sc[st * 2 + q / 2]) : 0.0f) : 1.0f;
-            const uint32_t vv[4] = {v.x, v.y, v.z, v.w};
+            uint32_t p[8];
+            dec_e4m3x16<F == TF_MX>(v, F == TF_MX ? e8m0_pair(in ? sc[st * 2 + q / 2] : 0) : 0, p);
             stream_acc<TB> part = {};
             float b0 = 1.0f, b1 = 1.0f;
             if (F == TF_BLOCK) {
@@ -355,11 +439,8 @@ __device__ __forceinline__ void stream_slot(stream_acc<TB> &acc, const stream_w 
             for (int j = 0; j < 2; ++j) {
                 uint4 x[TB];
                 stream_x_load<TB>(x, xs, u + 2 * q + j, g);
-                uint32_t p[4];
-                dec_fp8(vv[2 * j], f, p[0], p[1]);
-                dec_fp8(vv[2 * j + 1], f, p[2], p[3]);
-                stream_mma<TB>(to.c[0], x, 0, p[0], p[1]);
-                stream_mma<TB>(to.c[1], x, 1, p[2], p[3]);
+                stream_mma<TB>(to.c[0], x, 0, p[4 * j], p[4 * j + 1]);
+                stream_mma<TB>(to.c[1], x, 1, p[4 * j + 2], p[4 * j + 3]);
             }
             if (F == TF_BLOCK) {
 #pragma unroll

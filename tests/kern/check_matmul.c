@@ -91,6 +91,34 @@ static void same_bits(struct kern_ctx *c, int v)
     kern_out(c, "bits that differ", 'i', kern_put(c, &bad, 4), 1, 0);
 }
 
+/* Times what `enqueue` does with i = 0 .. repeats - 1, recorded as a graph where the backend has them, as a
+ * step of the model is. */
+static void bench_chain(struct kern_ctx *c, int (*enqueue)(struct kern_ctx *c, unsigned i, void *user), void *user)
+{
+    void *g = NULL;
+    uint64_t nodes;
+    bool graph = c->be->graph_begin && c->be->graph_begin(c->q, &c->err) == 0;
+    for (unsigned i = 0; graph && i < c->repeats && !c->rc; ++i) {
+        c->rc = enqueue(c, i, user);
+    }
+    if (graph) {
+        int rc = c->be->graph_end(c->q, &g, &nodes, &c->err);
+        c->rc = c->rc ? c->rc : rc;
+    }
+    for (int pass = 0; pass < 2 && !c->rc; ++pass) {
+        kern_begin(c);
+        if (graph) {
+            c->rc = c->be->graph_launch(c->q, g);
+        } else {
+            for (unsigned i = 0; i < c->repeats && !c->rc; ++i) {
+                c->rc = enqueue(c, i, user);
+            }
+        }
+        kern_end(c);
+    }
+    c->be->graph_destroy(c->be, g);
+}
+
 /* A matrix as large as those of the released model, from a few random megabytes. */
 static struct qx_weight large_weight(struct kern_ctx *c, uint8_t fmt, uint32_t rows, uint32_t cols)
 {
@@ -120,30 +148,38 @@ static struct qx_weight large_weight(struct kern_ctx *c, uint8_t fmt, uint32_t r
     return w;
 }
 
+struct chain { struct qx_op_linear lin; struct qx_weight w[8]; struct qx_op_hc hc[5]; uint32_t n; };
+
+static int chain_linear(struct kern_ctx *c, unsigned i, void *user)
+{
+    struct chain *x = user;
+    x->lin.w[0] = x->w[i % x->n];
+    return c->be->ops->linear(c->q, &x->lin);
+}
+static int chain_hc(struct kern_ctx *c, unsigned i, void *user)
+{
+    struct chain *x = user;
+    return c->be->ops->hc(c->q, &x->hc[i % x->n]);
+}
+
 /* The linears of a layer of the released model, one after another, several layers' weights so that none
  * comes from L2. variant: format + 8 * shape + 64 * rows */
 static void bench_linear(struct kern_ctx *c, int v)
 {
-    static const uint32_t shapes[][3] = {{16480, 2560, 3}, {2560, 6144, 6}, {13952, 2560, 3}, {248320, 2560, 1}};
+    static const uint32_t shapes[][3] = {{16480, 2560, 3}, {2560, 6144, 6}, {13952, 2560, 3}, {248320, 2560, 1},
+                                         {1056, 2560, 8}, {1056, 6144, 8}};
     const uint32_t *s = shapes[v / 8 % 8], m = (uint32_t)v / 64;
     uint8_t f = formats[v % 8];
-    struct qx_weight w[8];
+    struct chain x = {.n = s[2]};
     for (uint32_t i = 0; i < s[2]; ++i) {
-        w[i] = large_weight(c, f, s[0], s[1]);
+        x.w[i] = large_weight(c, f, s[0], s[1]);
     }
-    struct qx_op_linear a = {.n_rows = m, .n_weights = 1, .act_bf16 = true, .x_stride = s[1], .y_stride = s[0]};
-    a.x = kern_f32(c, (size_t)m * s[1], 1.0f);
-    a.y = kern_new(c, (size_t)m * s[0] * 4);
+    x.lin = (struct qx_op_linear){.n_rows = m, .n_weights = 1, .act_bf16 = true, .x_stride = s[1], .y_stride = s[0]};
+    x.lin.x = kern_f32(c, (size_t)m * s[1], 1.0f);
+    x.lin.y = kern_new(c, (size_t)m * s[0] * 4);
     kern_shape(c, "%u x %s [%u, %u]", m, kern_fmt_name(f), s[0], s[1]);
-    c->bytes = kern_weight_bytes(&w[0]);
-    for (int warm = 1; warm >= 0; --warm) {
-        kern_begin(c);
-        for (unsigned i = 0; i < c->repeats && !c->rc; ++i) {
-            a.w[0] = w[i % s[2]];
-            c->rc = c->be->ops->linear(c->q, &a);
-        }
-        kern_end(c);
-    }
+    c->bytes = kern_weight_bytes(&x.w[0]);
+    bench_chain(c, chain_linear, &x);
 }
 
 /* Odd widths and odd addresses take the slow path. */
@@ -191,6 +227,78 @@ static void hc(struct kern_ctx *c, int v)
     kern_shape(c, "%u rows, %u x %u, rank %u, %s%s%s", n, C, H, R, kern_fmt_name(f), act ? ", bf16" : "",
                prompt ? ", prompt" : "");
     KERN_RUN(c, hc, a);
+}
+
+/* The mixers of some layers one after another. variant: format + 8 * rows */
+static void bench_hc(struct kern_ctx *c, int v)
+{
+    const uint32_t n = (uint32_t)v / 8, C = 4, H = 2560, R = 320, sets = 5;
+    uint8_t f = formats[v % 8];
+    struct chain ch = {.n = sets};
+    struct qx_op_hc *a = ch.hc;
+    for (uint32_t i = 0; i < sets; ++i) {
+        a[i] = (struct qx_op_hc){.n_rows = n, .n_streams = C, .hidden = H, .rank = R, .eps = 1e-6f, .act_bf16 = true};
+        a[i].x = i ? a[0].x : kern_f32(c, (size_t)n * C * H, 2.0f);
+        a[i].y = i ? a[0].y : kern_f32(c, (size_t)n * H, 1e-3f);
+        a[i].inj_in = i ? a[i - 1].inj_out : kern_f32(c, (size_t)n * C, 1.0f);
+        a[i].inj_out = kern_new(c, (size_t)n * C * 4);
+        a[i].norm = kern_f32(c, (size_t)C * H, 0.2f);
+        a[i].down = large_weight(c, f, R, C * H);
+        a[i].up = large_weight(c, f, C * H, R);
+        a[i].inject = kern_weight(c, QX_W_BF16, C, C * H, 0);
+        a[i].m = i ? a[0].m : kern_new(c, (size_t)n * H * 4);
+        a[i].scratch = i ? a[0].scratch : kern_new(c, (size_t)n * (C * H + R) * 4);
+    }
+    kern_shape(c, "%u rows, %u x %u, rank %u, %s", n, C, H, R, kern_fmt_name(f));
+    c->bytes = kern_weight_bytes(&a[0].down) + kern_weight_bytes(&a[0].up) + kern_weight_bytes(&a[0].inject);
+    bench_chain(c, chain_hc, &ch);
+}
+
+/* The same for a mixer: bits of m, x and inj. variant: format + 8 * shape */
+static void hc_same_bits(struct kern_ctx *c, int v)
+{
+    static const uint32_t shapes[][3] = {{2560, 320, 4}, {256, 64, 4}, {640, 32, 3}}, counts[] = {1, 3, 8, 9, 17, 33};
+    const uint32_t *s = shapes[v / 8], all = 40, H = s[0], R = s[1], C = s[2];
+    uint8_t f = formats[v % 8];
+    struct qx_op_hc a = {.n_streams = C, .hidden = H, .rank = R, .eps = 1e-6f, .act_bf16 = true};
+    const float *x = kern_f32(c, (size_t)all * C * H, 2.0f), *y = kern_f32(c, (size_t)all * H, 1.0f),
+                *inj = kern_f32(c, (size_t)all * C, 1.0f);
+    a.norm = kern_f32(c, (size_t)C * H, 0.2f);
+    a.down = kern_weight(c, f, R, C * H, 0);
+    a.up = kern_weight(c, f, C * H, R, 0);
+    a.inject = kern_weight(c, QX_W_BF16, C, C * H, 0);
+    a.scratch = kern_new(c, (size_t)all * (C * H + R) * 4);
+    size_t nx = (size_t)C * H, nm = H;
+    uint32_t *whole = malloc(all * (nx + nm + C) * 4), *part = malloc(all * (nx + nm + C) * 4);
+    int32_t bad = 0;
+    kern_shape(c, "%s, %u x %u, rank %u", kern_fmt_name(f), C, H, R);
+    for (size_t i = 0; i <= QX_ARRAY_LEN(counts) && !c->rc; ++i) {
+        uint32_t n = i ? counts[i - 1] : all, first = (all - n) / 2;
+        uint32_t *out = i ? part : whole;
+        a.n_rows = n;
+        a.x = kern_new(c, n * nx * 4);
+        c->be->copy(c->q, a.x, x + first * nx, n * nx * 4);
+        a.y = y + (size_t)first * H;
+        a.inj_in = inj + (size_t)first * C;
+        a.m = kern_new(c, n * nm * 4);
+        a.inj_out = kern_new(c, (size_t)n * C * 4);
+        KERN_RUN(c, hc, a);
+        kern_fetch(c, out, a.x, n * nx * 4);
+        kern_fetch(c, out + n * nx, a.m, n * nm * 4);
+        kern_fetch(c, out + n * (nx + nm), a.inj_out, (size_t)n * C * 4);
+        const uint32_t *w = whole;
+        for (int part_of = 0; part_of < 3 && i; ++part_of) {
+            size_t len = part_of == 0 ? nx : part_of == 1 ? nm : C;
+            for (size_t j = 0; j < n * len; ++j) {
+                bad += out[j] != w[first * len + j];
+            }
+            out += n * len;
+            w += all * len;
+        }
+    }
+    free(whole);
+    free(part);
+    kern_out(c, "bits that differ", 'i', kern_put(c, &bad, 4), 1, 0);
 }
 
 static void hc_write(struct kern_ctx *c, int v)
@@ -384,6 +492,7 @@ static void moe_speed(struct kern_ctx *c, int v)
 const struct kern_case kern_cases_matmul[] = {
     LBENCH(0, 1), LBENCH(0, 2), LBENCH(0, 4), LBENCH(0, 8), LBENCH(0, 16), LBENCH(0, 32), LBENCH(1, 1), LBENCH(2, 1),
     LBENCH(3, 1), LBENCH(4, 1), LBENCH(3, 8), LBENCH(4, 8), {"linear", "layers", bench_linear, 16 + 64, 1},
+    {"linear", "layers", bench_linear, 32 + 64, 1}, {"linear", "layers", bench_linear, 40 + 64, 1},
     {"linear", "layers", bench_linear, 24 + 64, 1}, {"linear", "layers", bench_linear, 24 + 64 * 8, 1},
     LSAME(0), LSAME(1), LSAME(2), B(0, 0, 0), B(4, 0, 0), LBK(1), LBK(2), LBK(3), LB(9), LB(11),
     {"linear", "several", several, ACT_BF16 + 0, 0}, {"linear", "several", several, ACT_BF16 + 1, 0},
@@ -394,6 +503,15 @@ const struct kern_case kern_cases_matmul[] = {
     {"linear", "several", several, 3, 0}, {"linear", "odd", odd, 0, 0}, {"linear", "odd", odd, 1, 0},
     H(0, 0), H(0, 1), H(0, 2), H(0, 3), H(0, 4), H(0, 5), H(0, 6), H(0, 7), H(1, 1), H(2, 1), H(3, 1), H(4, 1), H(5, 2),
     H(6, 3), H(3, 3), H(4, 7), H(1, 7), H(2, 7), H(3, 7), H(6, 7),
+    {"hc", "same", hc_same_bits, 0, 0}, {"hc", "same", hc_same_bits, 3, 0}, {"hc", "same", hc_same_bits, 4, 0},
+    {"hc", "same", hc_same_bits, 8, 0}, {"hc", "same", hc_same_bits, 9, 0}, {"hc", "same", hc_same_bits, 10, 0},
+    {"hc", "same", hc_same_bits, 12, 0}, {"hc", "same", hc_same_bits, 16, 0}, {"hc", "same", hc_same_bits, 18, 0},
+    {"hc", "layers", bench_hc, 8, 1}, {"hc", "layers", bench_hc, 16, 1}, {"hc", "layers", bench_hc, 32, 1},
+    {"hc", "layers", bench_hc, 64, 1}, {"hc", "layers", bench_hc, 128, 1}, {"hc", "layers", bench_hc, 256, 1},
+    {"hc", "layers", bench_hc, 8 + 3, 1}, {"hc", "layers", bench_hc, 8 + 4, 1},
+    H(ACT_BF16, 2), H(ACT_BF16 + 1, 1), H(ACT_BF16 + 2, 1), H(ACT_BF16 + 4, 1), H(ACT_BF16 + 5, 2), H(ACT_BF16 + 6, 3),
+    H(ACT_BF16 + 3, 3), H(ACT_BF16 + 1, 3), H(ACT_BF16 + 2, 3), H(ACT_BF16, 5), H(ACT_BF16, 6), H(ACT_BF16, 7),
+    H(ACT_BF16 + 3, 7), H(ACT_BF16 + 4, 7), H(ACT_BF16 + 2, 7),
     H(ACT_BF16, 0), H(ACT_BF16, 1), H(ACT_BF16 + 3, 1), H(ACT_BF16, 3), H(ACT_BF16, 4), H(ACT_BF16 + PROMPT, 5),
     H(ACT_BF16 + PROMPT, 7), H(ACT_BF16 + PROMPT + 3, 7), H(ACT_BF16 + PROMPT, 8), H(ACT_BF16 + PROMPT, 9), H(ACT_BF16 + PROMPT, 10), H(PROMPT, 7),
     {"hc", "write", hc_write, 0, 0}, {"hc", "write", hc_write, 1, 0},
