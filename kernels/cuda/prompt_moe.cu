@@ -5,6 +5,7 @@
  * differ between runs; what is computed for it does not. */
 #include "gemm.cuh"
 #include "prompt.h"
+#include "topk.cuh"
 
 #define PMOE_MAX_K 16
 #define PMOE_MAX_EXPERTS 2048
@@ -17,6 +18,31 @@ struct pmoe_ent {
     float factor[3];
     uint32_t row0[3], scale_bf16, start, n; /* scale_bf16: a bit a matrix */
 };
+
+/* ---- router --------------------------------------------------------------------------------- */
+
+/* A row a warp. */
+__global__ void __launch_bounds__(256) pmoe_pick(const float *logits, uint32_t n_rows, uint32_t n, uint32_t k, bool norm,
+                                                 int32_t *expert, float *weight)
+{
+    pdl_next();
+    pdl_wait();
+    const uint64_t r = (uint64_t)blockIdx.x * 8 + threadIdx.x / 32;
+    if (r < n_rows) {
+        warp_route(logits + r * n, n, k, norm, expert + r * k, weight + r * k);
+    }
+}
+
+int qx_prompt_route(struct qx_queue *q, const struct qx_op_moe_route *o)
+{
+    if (!o->prompt || o->n_rows <= QX_PROMPT_MIN_ROWS || !qx_prompt_can(q)) {
+        return 1;
+    }
+    const int r = qx_prompt_logits(q, o);
+    return r ? r
+             : launch(q, "moe_route", pmoe_pick, dim3((o->n_rows + 7) / 8), dim3(256), 0, o->logits, o->n_rows, o->n_experts,
+                      o->k, o->norm, o->expert, o->weight);
+}
 
 /* ---- sorting -------------------------------------------------------------------------------- */
 

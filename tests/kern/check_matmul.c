@@ -313,7 +313,10 @@ static void hc_write(struct kern_ctx *c, int v)
 static void route(struct kern_ctx *c, int v)
 {
     static const uint32_t shapes[][4] = {{1, 512, 10, 2560}, {8, 512, 10, 2560}, {3, 4, 2, 64}, {20, 8, 3, 256},
-                                         {2, 700, 12, 128}, {5, 512, 10, 256}};
+                                         {2, 700, 12, 128}, {5, 512, 10, 256},
+                                         {70, 512, 10, 2560}, {300, 68, 6, 192}};
+    bool prompt = v & PROMPT;
+    v &= PROMPT - 1;
     const uint32_t *s = shapes[v % 8];
     uint32_t n = s[0], E = s[1], k = s[2], H = s[3];
     struct qx_weight g = kern_weight(c, QX_W_BF16, E, H, 0);
@@ -333,7 +336,7 @@ static void route(struct kern_ctx *c, int v)
     kern_out(c, "weight", 'f', w, (size_t)n * k, 1e-5); /* an error of a logit enters the exponent as it is */
     kern_shape(c, "%u rows, %u of %u, hidden %u%s", n, k, E, H, v >= 8 ? ", ties" : "");
     KERN_RUN(c, moe_route, {.n_rows = n, .hidden = H, .n_experts = E, .k = k, .norm = v % 2 == 0, .m = m, .gate = g,
-                            .logits = kern_new(c, (size_t)n * E * 4), .expert = e, .weight = w});
+                            .logits = kern_new(c, (size_t)n * E * 4), .expert = e, .weight = w, .prompt = prompt});
 }
 
 /* variant: format + 8 * shape, + ACT_BF16, + PROMPT */
@@ -428,6 +431,17 @@ static void hc_speed(struct kern_ctx *c, int n_rows)
     KERN_RUN(c, hc, a);
 }
 
+static void route_speed(struct kern_ctx *c, int n_rows)
+{
+    uint32_t n = (uint32_t)n_rows, E = 512, k = 10, H = 2560;
+    struct qx_weight g = kern_weight(c, QX_W_BF16, E, H, 0);
+    c->bytes = kern_weight_bytes(&g) + (uint64_t)n * H * 4;
+    kern_shape(c, "%u rows, prompt", n);
+    KERN_RUN(c, moe_route, {.n_rows = n, .hidden = H, .n_experts = E, .k = k, .norm = true, .m = kern_f32(c, (size_t)n * H, 1.0f),
+                            .gate = g, .logits = kern_new(c, (size_t)n * E * 4), .expert = kern_new(c, (size_t)n * k * 4),
+                            .weight = kern_new(c, (size_t)n * k * 4), .prompt = true});
+}
+
 /* A slice of rows of a matrix. */
 static struct qx_weight rows_of(const struct qx_weight *w, uint32_t row, uint32_t n)
 {
@@ -517,6 +531,7 @@ const struct kern_case kern_cases_matmul[] = {
     {"hc", "write", hc_write, 0, 0}, {"hc", "write", hc_write, 1, 0},
     {"moe_route", "route", route, 0, 0}, {"moe_route", "route", route, 1, 0}, {"moe_route", "route", route, 2, 0},
     {"moe_route", "route", route, 3, 0}, {"moe_route", "route", route, 4, 0}, {"moe_route", "route", route, 5, 0},
+    {"moe_route", "route", route, PROMPT + 6, 0}, {"moe_route", "route", route, PROMPT + 7, 0}, {"moe_route", "ties", route, PROMPT + 15, 0},
     {"moe_route", "ties", route, 8, 0}, {"moe_route", "ties", route, 9, 0}, {"moe_route", "ties", route, 13, 0},
     M(0, 0), M(1, 0), M(2, 0), M(3, 0), M(4, 0), M(5, 0), M(6, 0), M(0, 1), M(1, 1), M(2, 1), M(3, 1), M(4, 1),
     M(4, 2), M(2, 2), M(0, 3), M(2, 3), M(4, 3), M(0, 4), M(3, 4), M(4, 4), M(0, 5), M(4, 5), M(6, 5), M(0, 6), M(1, 6),
@@ -529,6 +544,7 @@ const struct kern_case kern_cases_matmul[] = {
     {"linear", "prompt", linear_speed, 24, 1}, {"linear", "prompt", linear_speed, 32, 1}, {"linear", "prompt", linear_speed, 3, 1},
     {"linear", "prompt", linear_speed, 4, 1}, {"linear", "prompt", linear_speed, 2, 1},
     {"hc", "prompt", hc_speed, 8192, 1}, {"hc", "prompt", hc_speed, 1024, 1},
+    {"moe_route", "prompt", route_speed, 8192, 1},
     {"moe", "prompt", moe_speed, 4 + 8 * 32, 1}, {"moe", "prompt", moe_speed, 4 + 8 * 4, 1}, {"moe", "prompt", moe_speed, 4 + 8 * 8, 1},
     {"moe", "prompt", moe_speed, 2 + 8 * 32, 1},
     {0, 0, 0, 0, 0}};
