@@ -7,9 +7,9 @@
  * decoded once a stage into registers (exact in bf16: E2M1 x E4M3, E4M3 x 2^n; what is not exact is
  * applied to the f32 sums). Blocks are persistent; the stages run on across tiles.
  *
- * The tokens come from a buffer of bf16 rows that a kernel of this file (gm_convert) or an epilogue has
- * written: rows of a multiple of 64 elements, zero behind K, each 64 in the order that the decoder gives
- * (gm_pos). In every format a lane (g, q) = (lane / 4, lane % 4) decodes the 16 codes 16 q .. 16 q + 15
+ * The tokens come from a buffer of bf16 rows (gm_at) that a conversion or an epilogue has written: rows of a
+ * multiple of 64 elements, zero behind K, each 64 in the order that the decoder gives (gm_pos). A tile's rows
+ * are one bulk copy a stage, or gathered. In every format a lane (g, q) = (lane / 4, lane % 4) decodes the 16 codes 16 q .. 16 q + 15
  * of a row.
  *
  * What is multiplied is a policy P:
@@ -18,7 +18,8 @@
  *   n_tiles(a), get(a, t): tile t
  *   a_src(a, tile, r): where local row r < 64 and those after it come from
  *   scale_row(a, tile, r): scales of local row r, NULL when there is none
- *   b_row(a, tile, col): row of the token buffer; without GATHER row col is b_row(0) + col
+ *   b_row(a, tile, col): row of the token buffer; without GATHER row col is b_row(0) + col, b_row(0) a
+ *   multiple of 8
  *   block_scale(a, tile, r, k128): FP8_BLOCK, factor of local row r
  *   epilogue<N>(a, tile, acc, r, q): sums of local rows r and r + 8 as the matrix unit lays them out
  * Invariant: a token's sums depend on its own values only, not on its column or the tile's width. */
@@ -88,10 +89,21 @@ __host__ __device__ inline float gm_factor(int f, float global)
 }
 
 struct gm_common {
-    const uint8_t *b;     /* token rows */
-    uint64_t b_stride;    /* bytes, a multiple of 128 */
+    const uint8_t *b;     /* token rows, gm_at */
+    uint32_t b_rows;      /* rows of its blocks, a multiple of 8 */
     uint32_t n_stages;
 };
+
+/* Rows of the token buffer lie as the matrix units take them from shared memory: blocks of 64 elements of K, in
+ * each all rows of 128 bytes in the 128-byte swizzle. Where the 16-byte unit u < 8 of a row's block lies. */
+__host__ __device__ inline uint64_t gm_at(uint32_t b_rows, uint32_t row, uint32_t block, uint32_t u)
+{
+    return ((uint64_t)block * b_rows + row) * 128 + ((u ^ (row & 7)) * 16);
+}
+__host__ __device__ inline uint32_t gm_pad8(uint32_t rows)
+{
+    return (rows + 7) & ~7u;
+}
 
 /* Row at group G of 16 (G < 8): offset off + (G & 3) s1 + (G >> 2) s2 bytes from base, inside when
  * pos + (G & 3) d1 + (G >> 2) d2 < lim. From position `split` on rows come from base2. */
@@ -141,6 +153,22 @@ __device__ __forceinline__ void copy_arrive(uint32_t bar)
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 }
 
+/* n bytes, a multiple of 16; their arrival counts against what bar_expect announced. */
+__device__ __forceinline__ void copy_bulk(uint32_t dst, const void *src, uint32_t n, uint32_t bar)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
+                 "l"(src), "r"(n), "r"(bar)
+                 : "memory");
+#endif
+}
+__device__ __forceinline__ void bar_expect(uint32_t bar, uint32_t n)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n) : "memory");
+#endif
+}
+
 struct gm_pipe {
     uint32_t full, empty; /* barriers in shared memory, 8 bytes each */
     uint32_t smem;        /* stages */
@@ -177,16 +205,15 @@ __device__ __forceinline__ void gm_produce(const typename P::args &a, gm_pipe p)
             in |= s.pos + (G & 3) * s.d1 + (G >> 2) * s.d2 < s.lim ? 1u << i : 0u;
         }
         const uint8_t *sp = gm_has_scales(P::F) ? P::scale_row(a, tl, t) : nullptr;
-        const uint8_t *bp = a.c.b + bc * 16;
+        const uint64_t block = (uint64_t)a.c.b_rows * 128;
+        const uint8_t *bp = a.c.b + (P::GATHER ? 0 : (uint64_t)P::b_row(a, tl, 0) * 128);
         uint32_t boff[P::GATHER ? NB : 1];
         if (P::GATHER) {
 #pragma unroll
             for (int i = 0; i < NB; ++i) {
                 boff[P::GATHER ? i : 0] =
-                    br + i * 16 < tl.n ? (uint32_t)(P::b_row(a, tl, br + i * 16) * a.c.b_stride) : 0;
+                    br + i * 16 < tl.n ? (uint32_t)gm_at(a.c.b_rows, (uint32_t)P::b_row(a, tl, br + i * 16), 0, bc) : 0;
             }
-        } else {
-            bp += (P::b_row(a, tl, 0) + br) * a.c.b_stride;
         }
         uint32_t ka = 0;
         for (uint32_t kb = 0; kb < tl.kb; ++kb) {
@@ -209,13 +236,19 @@ __device__ __forceinline__ void gm_produce(const typename P::args &a, gm_pipe p)
                 const uint32_t so = P::F == GM_NV ? ka * 4 : ka / 2 * 4;
                 copy4(st + S0 + t * 4, sp ? sp + so : a.c.b, sp ? 4 : 0);
             }
+            if (P::GATHER) {
 #pragma unroll
-            for (int i = 0; i < NB; ++i) {
-                if (i * 16 < (int)tl.n && br + i * 16 < tl.n) {
-                    const uint8_t *src = P::GATHER ? bp + boff[P::GATHER ? i : 0] : bp + i * 16 * a.c.b_stride;
-                    copy16(st + db + i * 2048, src + kb * 128, 16);
+                for (int i = 0; i < NB; ++i) {
+                    if (i * 16 < (int)tl.n && br + i * 16 < tl.n) {
+                        copy16(st + db + i * 2048, bp + boff[P::GATHER ? i : 0], 16);
+                    }
                 }
+            } else if (t == 0) {
+                const uint32_t n = gm_pad8(tl.n) * 128;
+                bar_expect(p.full + 8 * p.stage, n);
+                copy_bulk(st, bp, n, p.full + 8 * p.stage);
             }
+            bp += block;
             copy_arrive(p.full + 8 * p.stage);
             p.next();
             ka = ka + 1 == tl.akb ? 0 : ka + 1;
@@ -306,7 +339,9 @@ __device__ __forceinline__ void gm_step(float *d, uint32_t (&a)[4][4], const gm_
     constexpr uint32_t A0 = N * 128, S0 = A0 + 128 * gm_code_bytes(P::F), STAGE = gm_stage_bytes(P::F, N);
     const uint32_t st = p.smem + p.stage * STAGE;
     bar_wait(p.full + 8 * p.stage, p.phase);
-    fence_async();
+    if (P::F == GM_BF16 || P::GATHER) {
+        fence_async();
+    }
     if (P::F != GM_BF16) {
         gm_decode<P::F>(a, st + A0, st + S0, r, q, kb);
     }
@@ -435,7 +470,7 @@ __global__ void __launch_bounds__(384, BLOCKS) gm_kernel(const __grid_constant__
     p.stage = p.phase = 0;
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < p.n; ++i) {
-            bar_init(p.full + 8 * i, 128);
+            bar_init(p.full + 8 * i, P::GATHER ? 128 : 129); /* copying threads, and the bulk copy */
             bar_init(p.empty + 8 * i, 8);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -514,8 +549,8 @@ __host__ static inline uint32_t gm_width(const struct qx_queue *q, uint32_t n_ro
 
 /* ---- tokens to bf16 ------------------------------------------------------------------------- */
 
-/* Rows of f32 to rows of bf16 in `order`, zero up to a multiple of 64; terms 3: hi, mid and lo parts, each
- * kpad long, one after another. */
+/* Rows of f32 to a token buffer of gm_pad8(rows) rows in `order`, zero up to a multiple of 64; terms 3: hi, mid
+ * and lo parts, each of as many blocks, one after another. */
 int qx_gm_convert(struct qx_queue *q, const char *name, const float *x, uint64_t x_stride, uint32_t rows,
                   uint32_t k, int order, uint32_t terms, void *out);
 

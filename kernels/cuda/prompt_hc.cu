@@ -13,8 +13,8 @@ struct phc_norm_args {
     float *x;
     const float *y, *inj, *norm;
     float eps;
-    uint32_t hidden, n_stride, lo_stride, rank; /* strides in elements */
-    uint16_t *n, *lo;
+    uint32_t hidden, b_rows, n_blocks, lo_blocks, rank; /* blocks of 64 elements */
+    uint8_t *n, *lo;      /* token buffers */
     float *rs;
 };
 
@@ -76,21 +76,21 @@ __global__ void __launch_bounds__(256) phc_norm(const __grid_constant__ phc_norm
             a.rs[r * PHC_STREAMS + c] = f[c];
         }
     }
-    uint2 *n = (uint2 *)(a.n + r * a.n_stride);
     for (uint32_t i = t; i < h4; i += 256) {
 #pragma unroll
         for (int c = 0; c < PHC_STREAMS; ++c) {
             const float4 v = phc_sm[c * h4 + i], w = __ldg((const float4 *)(a.norm + c * a.hidden) + i);
-            n[c * h4 + i] = make_uint2(pack_bf16((v.x * f[c]) * (1.0f + w.x), (v.y * f[c]) * (1.0f + w.y)),
+            const uint32_t k = c * a.hidden + 4 * i;
+            *(uint2 *)(a.n + gm_at(a.b_rows, (uint32_t)r, k >> 6, k >> 3 & 7) + (k & 4) * 2) = make_uint2(pack_bf16((v.x * f[c]) * (1.0f + w.x), (v.y * f[c]) * (1.0f + w.y)),
                                        pack_bf16((v.z * f[c]) * (1.0f + w.z), (v.w * f[c]) * (1.0f + w.w)));
         }
     }
     /* zeros behind the rows */
-    for (uint32_t i = PHC_STREAMS * a.hidden + t; i < a.n_stride; i += 256) {
-        a.n[r * a.n_stride + i] = 0;
+    for (uint32_t k = PHC_STREAMS * a.hidden + 8 * t; k < a.n_blocks * 64; k += 2048) {
+        *(uint4 *)(a.n + gm_at(a.b_rows, (uint32_t)r, k >> 6, k >> 3 & 7)) = make_uint4(0, 0, 0, 0);
     }
-    for (uint32_t i = a.rank + t; i < a.lo_stride; i += 256) {
-        a.lo[r * a.lo_stride + i] = 0;
+    for (uint32_t k = a.rank + 8 * t; k < a.lo_blocks * 64; k += 2048) {
+        *(uint4 *)(a.lo + gm_at(a.b_rows, (uint32_t)r, k >> 6, k >> 3 & 7)) = make_uint4(0, 0, 0, 0);
     }
 }
 
@@ -100,8 +100,7 @@ struct phc_args {
     gm_common c;
     const uint8_t *down, *inject, *up;
     uint32_t n_rows, hidden, rank, n_inject, width, m_tiles, n_tiles, kb;
-    uint32_t lo_stride;
-    uint16_t *lo;
+    uint8_t *lo;
     float *inj_out, *m;
     const float *x, *norm, *rs;
 };
@@ -170,7 +169,7 @@ struct phc_down : gm_policy {
                     const uint64_t row = t.col0 + col;
                     const float v0 = acc[4 * j + e] * inv, v1 = acc[4 * j + 2 + e] * inv;
                     if (m < a.rank) {
-                        *(uint32_t *)(a.lo + row * a.lo_stride + m) = pack_bf16(silu_f(v0), silu_f(v1));
+                        *(uint32_t *)(a.lo + gm_at(a.c.b_rows, (uint32_t)row, m >> 6, m >> 3 & 7) + (m & 7) * 2) = pack_bf16(silu_f(v0), silu_f(v1));
                     } else {
                         float *o = a.inj_out + row * PHC_STREAMS + (m - a.rank);
                         o[0] = 2.0f * sigmoid_f(v0);
@@ -326,8 +325,8 @@ int qx_prompt_hc(struct qx_queue *q, const struct qx_op_hc *o)
         wide * 4 > (uint32_t)q->smem_max / 2 || ((uintptr_t)o->scratch & 15)) {
         return 1;
     }
-    const uint32_t n_stride = (wide + 63) / 64 * 64, lo_stride = (o->rank + 63) / 64 * 64;
-    const uint64_t rows = o->n_rows, need = rows * (n_stride * 2ull + lo_stride * 2ull + PHC_STREAMS * 4ull);
+    const uint32_t n_blocks = (wide + 63) / 64, lo_blocks = (o->rank + 63) / 64, b_rows = gm_pad8(o->n_rows);
+    const uint64_t rows = o->n_rows, need = b_rows * 128ull * (n_blocks + lo_blocks) + rows * PHC_STREAMS * 4;
     if (need > rows * (wide + o->rank) * 4ull) {
         return 1;
     }
@@ -338,19 +337,20 @@ int qx_prompt_hc(struct qx_queue *q, const struct qx_op_hc *o)
     a.norm = o->norm;
     a.eps = o->eps;
     a.hidden = o->hidden;
-    a.n_stride = n_stride;
-    a.lo_stride = lo_stride;
+    a.b_rows = b_rows;
+    a.n_blocks = n_blocks;
+    a.lo_blocks = lo_blocks;
     a.rank = o->rank;
-    a.n = (uint16_t *)o->scratch;
-    a.lo = a.n + rows * n_stride;
-    a.rs = (float *)(a.lo + rows * lo_stride);
+    a.n = (uint8_t *)o->scratch;
+    a.lo = a.n + b_rows * 128ull * n_blocks;
+    a.rs = (float *)(a.lo + b_rows * 128ull * lo_blocks);
     int r = launch(q, "hc", phc_norm, dim3(o->n_rows), dim3(256), wide * 4, a);
     if (r) {
         return r;
     }
     phc_args p = {};
-    p.c.b = (const uint8_t *)a.n;
-    p.c.b_stride = n_stride * 2ull;
+    p.c.b = a.n;
+    p.c.b_rows = b_rows;
     p.down = (const uint8_t *)o->down.codes;
     p.inject = (const uint8_t *)o->inject.codes;
     p.up = (const uint8_t *)o->up.codes;
@@ -358,11 +358,10 @@ int qx_prompt_hc(struct qx_queue *q, const struct qx_op_hc *o)
     p.hidden = o->hidden;
     p.rank = o->rank;
     p.n_inject = inject ? PHC_STREAMS : 0;
-    p.kb = n_stride / 64;
+    p.kb = n_blocks;
     p.m_tiles = (o->rank + p.n_inject + 127) / 128;
     p.width = gm_width(q, o->n_rows, p.m_tiles, 256);
     p.n_tiles = (o->n_rows + p.width - 1) / p.width;
-    p.lo_stride = lo_stride;
     p.lo = a.lo;
     p.inj_out = o->inj_out;
     p.m = o->m;
@@ -379,9 +378,8 @@ int qx_prompt_hc(struct qx_queue *q, const struct qx_op_hc *o)
     if (r) {
         return r;
     }
-    p.c.b = (const uint8_t *)a.lo;
-    p.c.b_stride = lo_stride * 2ull;
-    p.kb = lo_stride / 64;
+    p.c.b = a.lo;
+    p.kb = lo_blocks;
     p.m_tiles = (o->hidden + 31) / 32;
     p.width = o->n_rows <= 1024 ? 128 : 256;
     p.n_tiles = (o->n_rows + p.width - 1) / p.width;

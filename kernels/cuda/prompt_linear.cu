@@ -13,7 +13,8 @@ __global__ void __launch_bounds__(256) gm_convert(const float *x, uint64_t x_str
 {
     pdl_next();
     pdl_wait();
-    const uint64_t n = (uint64_t)rows * units, stride = (uint64_t)units * 32 * TERMS;
+    const uint64_t n = (uint64_t)rows * units;
+    const uint32_t b_rows = gm_pad8(rows);
     for (uint64_t i = (uint64_t)blockIdx.x * 256 + threadIdx.x; i < n; i += (uint64_t)gridDim.x * 256) {
         const uint64_t row = i / units;
         const uint32_t u = (uint32_t)(i - row * units), k0 = u * 16, q = u & 3;
@@ -45,11 +46,10 @@ __global__ void __launch_bounds__(256) gm_convert(const float *x, uint64_t x_str
                     v[hi] = fabsf(b) == __uint_as_float(0x7f800000u) ? 0.0f : v[hi] - b;
                 }
             }
-            uint8_t *d = out + row * stride + (uint64_t)t * units * 32;
+            const uint32_t block = t * (units / 4) + u / 4;
             if (ORD == GM_ORD_BF16) {
-                uint4 *o = (uint4 *)(d + (uint64_t)u * 32);
-                o[0] = make_uint4(w[0], w[1], w[2], w[3]);
-                o[1] = make_uint4(w[4], w[5], w[6], w[7]);
+                *(uint4 *)(out + gm_at(b_rows, (uint32_t)row, block, 2 * q)) = make_uint4(w[0], w[1], w[2], w[3]);
+                *(uint4 *)(out + gm_at(b_rows, (uint32_t)row, block, 2 * q + 1)) = make_uint4(w[4], w[5], w[6], w[7]);
             } else {
                 /* pair j of the four lanes is one 16-byte unit: lane q gathers units q and q + 4 */
                 const uint32_t mask = __activemask();
@@ -70,9 +70,10 @@ __global__ void __launch_bounds__(256) gm_convert(const float *x, uint64_t x_str
                         }
                     }
                 }
-                uint4 *b = (uint4 *)(d + (uint64_t)(u / 4) * 128);
-                b[q] = make_uint4(o[0][0], o[0][1], o[0][2], o[0][3]);
-                b[q + 4] = make_uint4(o[1][0], o[1][1], o[1][2], o[1][3]);
+                *(uint4 *)(out + gm_at(b_rows, (uint32_t)row, block, q)) =
+                    make_uint4(o[0][0], o[0][1], o[0][2], o[0][3]);
+                *(uint4 *)(out + gm_at(b_rows, (uint32_t)row, block, q + 4)) =
+                    make_uint4(o[1][0], o[1][1], o[1][2], o[1][3]);
             }
         }
     }
@@ -321,7 +322,7 @@ int qx_prompt_linear(struct qx_queue *q, const struct qx_op_linear *o)
                 }
             }
             a.c.b = q->ws;
-            a.c.b_stride = stride;
+            a.c.b_rows = gm_pad8(rows);
             a.y = o->y + r0 * o->y_stride;
             a.y_stride = o->y_stride;
             a.n_rows = rows;
@@ -357,7 +358,7 @@ int qx_prompt_logits(struct qx_queue *q, const struct qx_op_moe_route *o)
         plin_args a = {};
         plin_add(a, o->gate, GM_BF16, 0);
         a.c.b = q->ws;
-        a.c.b_stride = stride;
+        a.c.b_rows = gm_pad8(rows);
         a.y = o->logits + r0 * o->n_experts;
         a.y_stride = o->n_experts;
         a.n_rows = rows;

@@ -50,7 +50,7 @@ struct psort_args {
     const int32_t *expert;
     uint32_t pairs, k, n_experts, width;
     const struct qx_weight *w[3];
-    uint32_t *row;      /* [pairs] row of x of each sorted pair */
+    uint32_t *row;      /* row of x of each sorted pair; an expert's pairs begin at a multiple of 8 */
     int32_t *at;        /* [pairs] where a pair went; -1: it has no expert */
     pmoe_ent *list;
     uint32_t *n_list;
@@ -113,10 +113,10 @@ __global__ void __launch_bounds__(1024) pmoe_sort(const __grid_constant__ psort_
     /* two experts a thread */
     const uint32_t e0 = 2 * t, c0 = count[e0], c1 = count[e0 + 1];
     const uint32_t n0 = (c0 + a.width - 1) / a.width, n1 = (c1 + a.width - 1) / a.width;
-    const uint32_t start = block_scan(c0 + c1, sums) - c0 - c1;
+    const uint32_t g0 = gm_pad8(c0), g1 = gm_pad8(c1), start = block_scan(g0 + g1, sums) - g0 - g1;
     const uint32_t tile = block_scan(n0 + n1, sums) - n0 - n1;
     next[e0] = start;
-    next[e0 + 1] = start + c0;
+    next[e0 + 1] = start + g0;
     if (t == 1023) {
         *a.n_list = tile + n0 + n1;
     }
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(1024) pmoe_sort(const __grid_constant__ psort_
             x.row0[m] = w.row0;
             x.scale_bf16 |= (w.scale_bf16 ? 1u : 0u) << m;
         }
-        x.start = (second ? start + c0 : start) + (first < c ? first : c);
+        x.start = (second ? start + g0 : start) + (first < c ? first : c);
         x.n = first < c ? (c - first < per ? c - first : per) : 0;
         a.list[tile + j] = x;
     }
@@ -170,8 +170,8 @@ struct pmoe_args {
     pmoe_ent one;
     uint32_t n_rows, width, m_tiles;
     uint32_t rows, cols, row_bytes, kb; /* of the matrices */
-    uint16_t *h;          /* [pairs, h_stride], K of down in its order */
-    uint64_t h_stride;
+    uint8_t *h;           /* token buffer of h_rows rows, K of down in its order */
+    uint32_t h_rows;
     int h_order;
     float *out;           /* [pairs, rows] */
 };
@@ -260,8 +260,8 @@ template <int F_, int PROMOTE_> struct pmoe_up : pmoe_policy<F_, PROMOTE_> {
         /* The lane whose value lies beside this one's: of each pair of lanes one writes the even tokens. */
         const uint32_t other = a.h_order == GM_ORD_NV ? 16 : 4;
         const bool second = a.h_order == GM_ORD_NV ? r & 4 : r & 1;
-        const uint32_t pos = (i - k) + gm_pos(a.h_order, k) - (second ? 1 : 0);
-        uint16_t *h = a.h + (t.e.start + 2 * q + (second ? 1 : 0)) * a.h_stride + pos;
+        const uint32_t pos = gm_pos(a.h_order, k) - (second ? 1 : 0), row = t.e.start + 2 * q + (second ? 1 : 0);
+        uint8_t *h = a.h + gm_at(a.h_rows, row, i >> 6, pos >> 3) + (pos & 7) * 2; /* row + 8 j has the same swizzle */
         const float f0 = t.e.factor[0], f1 = t.e.factor[1];
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {
@@ -270,7 +270,7 @@ template <int F_, int PROMOTE_> struct pmoe_up : pmoe_policy<F_, PROMOTE_> {
                 const float v1 = silu_f(acc[4 * j + 1] * f0) * (acc[4 * j + 3] * f1);
                 const float got = __shfl_xor_sync(0xffffffffu, second ? v0 : v1, other);
                 if (8 * j + 2 * q + (second ? 1 : 0) < t.n) {
-                    *(uint32_t *)(h + 8 * j * a.h_stride) = second ? pack_bf16(got, v1) : pack_bf16(v0, got);
+                    *(uint32_t *)(h + 1024 * j) = second ? pack_bf16(got, v1) : pack_bf16(v0, got);
                 }
             }
         }
@@ -452,15 +452,12 @@ static void pmoe_shape(pmoe_args &up, pmoe_args &down, int f, uint32_t hidden, u
     up.row_bytes = (uint32_t)((uint64_t)hidden * gm_code_bytes(f) / 64);
     up.kb = (hidden + 63) / 64;
     up.m_tiles = (inter + 63) / 64;
-    up.h_stride = down.h_stride = (inter + 63) / 64 * 64;
     up.h_order = gm_order_of(f);
-    up.c.b_stride = (uint64_t)up.kb * 128;
     down.rows = hidden;
     down.cols = inter;
     down.row_bytes = (uint32_t)((uint64_t)inter * gm_code_bytes(f) / 64);
     down.kb = (inter + 63) / 64;
     down.m_tiles = (hidden + 127) / 128;
-    down.c.b_stride = down.h_stride * 2;
 }
 
 /* A matrix of the experts, of which only the shape and the common format are known here. */
@@ -490,16 +487,17 @@ int qx_prompt_moe(struct qx_queue *q, const struct qx_op_moe *o)
     pmoe_args up = {}, down = {}, s_up = {}, s_down = {};
     pmoe_shape(up, down, f, x->hidden, x->inter);
     pmoe_shape(s_up, s_down, fs, x->hidden, o->s_inter);
-    const uint64_t m_row = up.c.b_stride, h_row = down.c.b_stride, sh_row = s_down.c.b_stride;
+    const uint64_t m_row = up.kb * 128ull, h_row = down.kb * 128ull, sh_row = s_down.kb * 128ull;
     const uint64_t per_row = m_row * (two ? 2 : 1) + o->k * (h_row + 8) + sh_row;
-    const uint64_t lists = (uint64_t)x->n_experts * sizeof(pmoe_ent) + 4096;
+    const uint64_t lists = x->n_experts * (sizeof(pmoe_ent) + 8 * (h_row + 4)) + 8 * (2 * m_row + sh_row) + 4096;
     const uint64_t per_ent = (o->k * sizeof(pmoe_ent) + PMOE_THIN - 1) / PMOE_THIN + 1;
     uint64_t fit = (QX_WS_BYTES - lists) / (per_row + per_ent) / 256 * 256;
     if (QX_WS_BYTES < lists || fit == 0) {
         return 1;
     }
     for (uint64_t r0 = 0; r0 < o->n_rows; r0 += fit) {
-        const uint32_t rows = (uint32_t)(o->n_rows - r0 < fit ? o->n_rows - r0 : fit), pairs = rows * o->k;
+        const uint32_t rows = (uint32_t)(o->n_rows - r0 < fit ? o->n_rows - r0 : fit), pairs = rows * o->k,
+                       h_rows = pairs + 8 * (pairs < x->n_experts ? pairs : x->n_experts);
         const bool thin = pairs / x->n_experts < 28;
         const uint32_t width = pmoe_width(f, thin);
         uint8_t *at = q->ws;
@@ -508,10 +506,10 @@ int qx_prompt_moe(struct qx_queue *q, const struct qx_op_moe *o)
             at += (n + 255) / 256 * 256;
             return p;
         };
-        uint8_t *m1 = take(rows * m_row), *m2 = two ? take(rows * m_row) : m1;
-        uint16_t *h = (uint16_t *)take(pairs * h_row), *sh = (uint16_t *)take(rows * sh_row);
+        uint8_t *m1 = take(gm_pad8(rows) * m_row), *m2 = two ? take(gm_pad8(rows) * m_row) : m1;
+        uint8_t *h = take(h_rows * h_row), *sh = take(gm_pad8(rows) * sh_row);
         psort_args s = {};
-        s.row = (uint32_t *)take(pairs * 4ull);
+        s.row = (uint32_t *)take(h_rows * 4ull);
         s.at = (int32_t *)take(pairs * 4ull);
         s.n_list = (uint32_t *)take(4);
         s.list = (pmoe_ent *)take(0);
@@ -551,7 +549,8 @@ int qx_prompt_moe(struct qx_queue *q, const struct qx_op_moe *o)
         s_up.width = s_down.width = pmoe_width(fs, few);
         s_up.c.b = m2;
         s_up.h = sh;
-        s_down.c.b = (const uint8_t *)sh;
+        s_down.c.b = sh;
+        s_up.c.b_rows = s_up.h_rows = s_down.c.b_rows = gm_pad8(rows);
         s_down.out = shared;
         r = r ? r : pmoe_run(q, fs, s_up, s_down, (rows + s_up.width - 1) / s_up.width, few);
         /* the picked ones */
@@ -560,7 +559,9 @@ int qx_prompt_moe(struct qx_queue *q, const struct qx_op_moe *o)
         up.row = s.row;
         up.c.b = m1;
         up.h = h;
-        down.c.b = (const uint8_t *)h;
+        down.c.b = h;
+        up.c.b_rows = gm_pad8(rows);
+        up.h_rows = down.c.b_rows = h_rows;
         down.out = pair;
         const uint64_t most = pairs / width + (pairs < x->n_experts ? pairs : x->n_experts);
         r = r ? r : pmoe_run(q, f, up, down, most, thin);
