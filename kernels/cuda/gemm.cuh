@@ -21,6 +21,7 @@
  *   b_row(a, tile, col): row of the token buffer; without GATHER row col is b_row(0) + col, b_row(0) a
  *   multiple of 8
  *   block_scale(a, tile, r, k128): FP8_BLOCK, factor of local row r
+ *   first_block(tile): K block that the tile's kb blocks begin at
  *   epilogue<N>(a, tile, acc, r, q): sums of local rows r and r + 8 as the matrix unit lays them out
  * Invariant: a token's sums depend on its own values only, not on its column or the tile's width. */
 #ifndef QX_CUDA_GEMM_CUH
@@ -184,18 +185,25 @@ struct gm_pipe {
 
 /* ---- copying -------------------------------------------------------------------------------- */
 
-template <class P, int NMAX>
+template <class P, int NMAX, int KS>
 __device__ __forceinline__ void gm_produce(const typename P::args &a, gm_pipe p)
 {
     constexpr int CB = gm_code_bytes(P::F), CPR = CB / 16;
-    constexpr uint32_t A0 = NMAX * 128, S0 = A0 + 128 * CB, STAGE = gm_stage_bytes(P::F, NMAX);
+    constexpr uint32_t A0 = NMAX * 128, S0 = A0 + 128 * CB, PART = gm_stage_bytes(P::F, NMAX);
     constexpr int NB = (NMAX + 15) / 16;
     const uint32_t t = threadIdx.x, r0 = t / CPR, ch = t % CPR, br = t / 8, bc = t % 8;
     const uint32_t da = A0 + (CB == 128 ? r0 * 128 + ((ch ^ (r0 & 7)) * 16) : r0 * CB + ch * 16);
     const uint32_t db = br * 128 + ((bc ^ (br & 7)) * 16);
     const uint32_t total = P::n_tiles(a);
-    for (uint32_t at = blockIdx.x; at < total; at += gridDim.x) {
-        const typename P::tile tl = P::get(a, at);
+    uint32_t at = blockIdx.x;
+    if (at >= total) {
+        return;
+    }
+    typename P::tile tl = P::get(a, at);
+    for (;;) {
+        at += gridDim.x;
+        /* the next tile's description is on its way while this one is copied */
+        const typename P::tile then = P::get(a, at < total ? at : at - gridDim.x);
         const gm_src s = P::a_src(a, tl, r0);
         const uint8_t *ap = s.base + s.off + ch * 16;
         uint32_t in = 0; /* rows inside */
@@ -206,7 +214,8 @@ __device__ __forceinline__ void gm_produce(const typename P::args &a, gm_pipe p)
         }
         const uint8_t *sp = gm_has_scales(P::F) ? P::scale_row(a, tl, t) : nullptr;
         const uint64_t block = (uint64_t)a.c.b_rows * 128;
-        const uint8_t *bp = a.c.b + (P::GATHER ? 0 : (uint64_t)P::b_row(a, tl, 0) * 128);
+        const uint32_t k0 = P::first_block(tl);
+        const uint8_t *bp = a.c.b + k0 * block + (P::GATHER ? 0 : (uint64_t)P::b_row(a, tl, 0) * 128);
         uint32_t boff[P::GATHER ? NB : 1];
         if (P::GATHER) {
 #pragma unroll
@@ -215,46 +224,68 @@ __device__ __forceinline__ void gm_produce(const typename P::args &a, gm_pipe p)
                     br + i * 16 < tl.n ? (uint32_t)gm_at(a.c.b_rows, (uint32_t)P::b_row(a, tl, br + i * 16), 0, bc) : 0;
             }
         }
-        uint32_t ka = 0;
-        for (uint32_t kb = 0; kb < tl.kb; ++kb) {
+        uint32_t ka = k0;
+        for (uint32_t kb = 0; kb < tl.kb; kb += KS) {
+            const uint32_t full = p.full + 8 * p.stage, st = p.smem + p.stage * (PART * KS);
             bar_wait(p.empty + 8 * p.stage, p.phase ^ 1);
-            const uint32_t st = p.smem + p.stage * STAGE;
-            const bool kin = ka * CB + ch * 16 < s.row_bytes;
+            if (!P::GATHER && t == 0) {
+                bar_expect(full, gm_pad8(tl.n) * 128 * (KS == 1 || kb + 1 == tl.kb ? 1 : KS));
+            }
 #pragma unroll
-            for (int i = 0; i < CPR; ++i) {
-                const uint32_t G = i * (8 / CPR);
-                const uint8_t *src = ap + (G & 3) * s.s1 + (G >> 2) * s.s2;
-                if (P::SPLIT) {
-                    const uint32_t pos = s.pos + (G & 3) * s.d1 + (G >> 2) * s.d2;
-                    src = pos < s.split ? src
-                                        : s.base2 + (uint64_t)(pos - s.split) * s.row_bytes + ch * 16;
+            for (int h = 0; h < KS; ++h) {
+                if (h && kb + h >= tl.kb) {
+                    break;
                 }
-                const bool v = kin && (in >> i & 1);
-                copy16(st + da + i * 2048, v ? src + ka * CB : a.c.b, v ? 16 : 0);
-            }
-            if (gm_has_scales(P::F)) {
-                const uint32_t so = P::F == GM_NV ? ka * 4 : ka / 2 * 4;
-                copy4(st + S0 + t * 4, sp ? sp + so : a.c.b, sp ? 4 : 0);
-            }
-            if (P::GATHER) {
+                const uint32_t sh = st + h * PART;
+                const bool kin = ka * CB + ch * 16 < s.row_bytes;
 #pragma unroll
-                for (int i = 0; i < NB; ++i) {
-                    if (i * 16 < (int)tl.n && br + i * 16 < tl.n) {
-                        copy16(st + db + i * 2048, bp + boff[P::GATHER ? i : 0], 16);
+                for (int i = 0; i < CPR; ++i) {
+                    const uint32_t G = i * (8 / CPR);
+                    const uint8_t *src = ap + (G & 3) * s.s1 + (G >> 2) * s.s2;
+                    if (P::SPLIT) {
+                        const uint32_t pos = s.pos + (G & 3) * s.d1 + (G >> 2) * s.d2;
+                        src = pos < s.split ? src
+                                            : s.base2 + (uint64_t)(pos - s.split) * s.row_bytes + ch * 16;
                     }
+                    const bool v = kin && (in >> i & 1);
+                    copy16(sh + da + i * 2048, v ? src + ka * CB : a.c.b, v ? 16 : 0);
                 }
-            } else if (t == 0) {
-                const uint32_t n = gm_pad8(tl.n) * 128;
-                bar_expect(p.full + 8 * p.stage, n);
-                copy_bulk(st, bp, n, p.full + 8 * p.stage);
+                if (gm_has_scales(P::F)) {
+                    const uint32_t so = P::F == GM_NV ? ka * 4 : ka / 2 * 4;
+                    copy4(sh + S0 + t * 4, sp ? sp + so : a.c.b, sp ? 4 : 0);
+                }
+                if (P::GATHER) {
+#pragma unroll
+                    for (int i = 0; i < NB; ++i) {
+                        if (i * 16 < (int)tl.n && br + i * 16 < tl.n) {
+                            copy16(sh + db + i * 2048, bp + boff[P::GATHER ? i : 0], 16);
+                        }
+                    }
+                } else if (t == 0) {
+                    copy_bulk(sh, bp, gm_pad8(tl.n) * 128, full);
+                }
+                bp += block;
+                ka = ka + 1 == tl.akb ? 0 : ka + 1;
             }
-            bp += block;
-            copy_arrive(p.full + 8 * p.stage);
+            copy_arrive(full);
             p.next();
-            ka = ka + 1 == tl.akb ? 0 : ka + 1;
         }
+        if (at >= total) {
+            break;
+        }
+        tl = then;
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* silu and sigmoid to a few units of f32. */
+__device__ __forceinline__ float gm_sigmoid(float x)
+{
+    return __fdividef(1.0f, 1.0f + __expf(-x));
+}
+__device__ __forceinline__ float gm_silu(float x)
+{
+    return x * gm_sigmoid(x);
 }
 
 /* ---- decoding ------------------------------------------------------------------------------- */
@@ -331,17 +362,12 @@ __device__ __forceinline__ void gm_decode(uint32_t (&a)[4][4], uint32_t codes, u
 
 /* ---- one tile of one warpgroup -------------------------------------------------------------- */
 
-/* One stage: decode where needed, multiply into d, commit. */
+/* One K block of a stage: decode where needed, multiply into d, commit. */
 template <class P, int N>
-__device__ __forceinline__ void gm_step(float *d, uint32_t (&a)[4][4], const gm_pipe &p, uint32_t wgi, uint32_t r,
+__device__ __forceinline__ void gm_step(float *d, uint32_t (&a)[4][4], uint32_t st, uint32_t wgi, uint32_t r,
                                         uint32_t q, uint32_t kb, bool first, uint32_t n)
 {
-    constexpr uint32_t A0 = N * 128, S0 = A0 + 128 * gm_code_bytes(P::F), STAGE = gm_stage_bytes(P::F, N);
-    const uint32_t st = p.smem + p.stage * STAGE;
-    bar_wait(p.full + 8 * p.stage, p.phase);
-    if (P::F == GM_BF16 || P::GATHER) {
-        fence_async();
-    }
+    constexpr uint32_t A0 = N * 128, S0 = A0 + 128 * gm_code_bytes(P::F);
     if (P::F != GM_BF16) {
         gm_decode<P::F>(a, st + A0, st + S0, r, q, kb);
     }
@@ -367,7 +393,17 @@ __device__ __forceinline__ void gm_step(float *d, uint32_t (&a)[4][4], const gm_
     wg_commit();
 }
 
-template <class P, int N>
+/* Waits for the pipe's stage; its address. */
+template <class P> __device__ __forceinline__ uint32_t gm_stage(const gm_pipe &p, uint32_t bytes)
+{
+    bar_wait(p.full + 8 * p.stage, p.phase);
+    if (P::F == GM_BF16 || P::GATHER) {
+        fence_async(); /* bulk copies need none */
+    }
+    return p.smem + p.stage * bytes;
+}
+
+template <class P, int N, int KS>
 __device__ __forceinline__ void gm_tile(const typename P::args &a, const typename P::tile &tl, gm_pipe &p)
 {
     const uint32_t w = threadIdx.x / 32 - 4, lane = threadIdx.x & 31;
@@ -380,26 +416,31 @@ __device__ __forceinline__ void gm_tile(const typename P::args &a, const typenam
     for (int i = 0; i < N / 2; ++i) {
         acc[i] = 0.0f;
     }
+    constexpr uint32_t PART = gm_stage_bytes(P::F, N);
     if constexpr (P::PROMOTE == 0) {
         uint32_t kb = 0;
         for (; kb + 1 < tl.kb; kb += 2) {
-            gm_step<P, N>(acc, fa[0], p, wgi, r, q, kb, kb == 0, tl.n);
+            uint32_t st = gm_stage<P>(p, PART * KS);
+            gm_step<P, N>(acc, fa[0], st, wgi, r, q, kb, kb == 0, tl.n);
             wg_wait<1>();
             if (kb && lane == 0) {
                 bar_arrive(p.empty + 8 * prev);
             }
-            prev = p.stage;
-            p.next();
-            gm_step<P, N>(acc, fa[1], p, wgi, r, q, kb + 1, false, tl.n);
+            if (KS == 1) {
+                prev = p.stage;
+                p.next();
+                st = gm_stage<P>(p, PART) - PART;
+            }
+            gm_step<P, N>(acc, fa[1], st + PART, wgi, r, q, kb + 1, false, tl.n);
             wg_wait<1>();
-            if (lane == 0) {
+            if (KS == 1 && lane == 0) {
                 bar_arrive(p.empty + 8 * prev);
             }
             prev = p.stage;
             p.next();
         }
         if (kb < tl.kb) {
-            gm_step<P, N>(acc, fa[0], p, wgi, r, q, kb, kb == 0, tl.n);
+            gm_step<P, N>(acc, fa[0], gm_stage<P>(p, PART * KS), wgi, r, q, kb, kb == 0, tl.n);
             wg_wait<1>();
             if (kb && lane == 0) {
                 bar_arrive(p.empty + 8 * prev);
@@ -427,7 +468,7 @@ __device__ __forceinline__ void gm_tile(const typename P::args &a, const typenam
 #pragma unroll
             for (int i = 0; i < P::PROMOTE; ++i) {
                 if (i == 0 || k0 + i < tl.kb) {
-                    gm_step<P, N>(part, fa[i & 1], p, wgi, r, q, k0 + i, i == 0, tl.n);
+                    gm_step<P, N>(part, fa[i & 1], gm_stage<P>(p, PART), wgi, r, q, k0 + i, i == 0, tl.n);
                     if (i == 0) {
                         prev = p.stage;
                         p.next();
@@ -452,6 +493,12 @@ __device__ __forceinline__ void gm_tile(const typename P::args &a, const typenam
         }
     }
     P::template epilogue<N>(a, tl, acc, r, q);
+}
+
+/* K blocks a stage: two where little else is done with a block. */
+template <class P, int BLOCKS> __host__ __device__ constexpr int gm_blocks()
+{
+    return BLOCKS == 2 && P::PROMOTE == 0 && P::F != GM_BF16 ? 2 : 1;
 }
 
 /* BLOCKS a multiprocessor; N: width of the tiles. */
@@ -483,7 +530,7 @@ __global__ void __launch_bounds__(384, BLOCKS) gm_kernel(const __grid_constant__
         } else {
             asm volatile("setmaxnreg.dec.sync.aligned.u32 48;");
         }
-        gm_produce<P, P::template cols<N>()>(a, p);
+        gm_produce<P, P::template cols<N>(), gm_blocks<P, BLOCKS>()>(a, p);
     } else {
         if (BLOCKS == 1) {
             asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
@@ -491,9 +538,18 @@ __global__ void __launch_bounds__(384, BLOCKS) gm_kernel(const __grid_constant__
             asm volatile("setmaxnreg.inc.sync.aligned.u32 96;");
         }
         const uint32_t total = P::n_tiles(a);
-        for (uint32_t at = blockIdx.x; at < total; at += gridDim.x) {
-            const typename P::tile tl = P::get(a, at);
-            P::template run<N>(a, tl, p);
+        uint32_t at = blockIdx.x;
+        if (at < total) {
+            typename P::tile tl = P::get(a, at);
+            for (;;) {
+                at += gridDim.x;
+                const typename P::tile then = P::get(a, at < total ? at : at - gridDim.x);
+                P::template run<N, gm_blocks<P, BLOCKS>()>(a, tl, p);
+                if (at >= total) {
+                    break;
+                }
+                tl = then;
+            }
         }
     }
 #else
@@ -507,18 +563,20 @@ struct gm_policy {
     static constexpr bool SPLIT = false, PIECES = false, GATHER = false;
     static constexpr int PROMOTE = 0;
     template <int N> static __host__ __device__ constexpr int cols() { return N; }
+    template <class T> static __device__ __forceinline__ uint32_t first_block(const T &) { return 0; }
 };
 #define GM_RUN(P)                                                                                        \
-    template <int N> static __device__ __forceinline__ void run(const args &a, const tile &tl, gm_pipe &p) \
+    template <int N, int KS>                                                                             \
+    static __device__ __forceinline__ void run(const args &a, const tile &tl, gm_pipe &p)               \
     {                                                                                                    \
-        gm_tile<P, N>(a, tl, p);                                                                         \
+        gm_tile<P, N, KS>(a, tl, p);                                                                        \
     }
 
 /* Launches with as many stages as fit. */
 template <class P, int BLOCKS, int N>
 static int gm_launch(struct qx_queue *q, const char *name, typename P::args a, uint64_t tiles)
 {
-    constexpr uint32_t stage = gm_stage_bytes(P::F, P::template cols<N>()),
+    constexpr uint32_t stage = gm_stage_bytes(P::F, P::template cols<N>()) * gm_blocks<P, BLOCKS>(),
                        have = BLOCKS == 1 ? GM_SMEM : GM_SMEM_HALF;
     a.c.n_stages = (have - 1024) / stage < GM_MAX_STAGES ? (have - 1024) / stage : GM_MAX_STAGES;
     const uint64_t most = (uint64_t)q->n_sm * BLOCKS;
@@ -548,6 +606,61 @@ __host__ static inline uint32_t gm_width(const struct qx_queue *q, uint32_t n_ro
 }
 
 /* ---- tokens to bf16 ------------------------------------------------------------------------- */
+
+/* Elements k .. k + 15 of a row of n; past its end zero. vec: 16-byte loads are allowed. */
+__device__ __forceinline__ void gm_load16(float (&v)[16], const float *row, uint32_t k, uint32_t n, bool vec)
+{
+    if (vec && k + 16 <= n) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const float4 f = __ldcg((const float4 *)(row + k) + j);
+            v[4 * j] = f.x, v[4 * j + 1] = f.y, v[4 * j + 2] = f.z, v[4 * j + 3] = f.w;
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < 16; ++j) {
+            v[j] = k + j < n ? __ldcg(row + k + j) : 0.0f;
+        }
+    }
+}
+
+/* Quarter q of a row's block of 64 into the token buffer; four neighbouring lanes hold the quarters. */
+template <int ORD>
+__device__ __forceinline__ void gm_emit(uint8_t *out, uint32_t b_rows, uint32_t row, uint32_t block, uint32_t q,
+                                        const float (&v)[16])
+{
+    uint32_t w[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        const int lo = ORD == GM_ORD_NV ? j / 4 * 8 + j % 4 : 2 * j;
+        w[j] = pack_bf16(v[lo], v[ORD == GM_ORD_NV ? lo + 4 : lo + 1]);
+    }
+    if (ORD == GM_ORD_BF16) {
+        *(uint4 *)(out + gm_at(b_rows, row, block, 2 * q)) = make_uint4(w[0], w[1], w[2], w[3]);
+        *(uint4 *)(out + gm_at(b_rows, row, block, 2 * q + 1)) = make_uint4(w[4], w[5], w[6], w[7]);
+        return;
+    }
+    /* pair j of the four lanes is one 16-byte unit: lane q gathers units q and q + 4 */
+    const uint32_t mask = __activemask();
+    uint32_t o[2][4];
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const uint32_t to = q ^ s;
+            const uint32_t v01 = to & 1 ? w[4 * h + 1] : w[4 * h], v23 = to & 1 ? w[4 * h + 3] : w[4 * h + 2];
+            const uint32_t got = __shfl_xor_sync(mask, to & 2 ? v23 : v01, s);
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                if (to == (uint32_t)c) {
+                    o[h][c] = got;
+                }
+            }
+        }
+    }
+    *(uint4 *)(out + gm_at(b_rows, row, block, q)) = make_uint4(o[0][0], o[0][1], o[0][2], o[0][3]);
+    *(uint4 *)(out + gm_at(b_rows, row, block, q + 4)) = make_uint4(o[1][0], o[1][1], o[1][2], o[1][3]);
+}
 
 /* Rows of f32 to a token buffer of gm_pad8(rows) rows in `order`, zero up to a multiple of 64; terms 3: hi, mid
  * and lo parts, each of as many blocks, one after another. */

@@ -100,31 +100,73 @@ struct phc_args {
     gm_common c;
     const uint8_t *down, *inject, *up;
     uint32_t n_rows, hidden, rank, n_inject, width, m_tiles, n_tiles, kb;
+    uint32_t splits, per;   /* parts of K of the first product, blocks a part */
     uint8_t *lo;
+    float *part;            /* [splits, n_rows, rank + n_inject] when there are more than one */
     float *inj_out, *m;
     const float *x, *norm, *rs;
 };
+
+/* Values m, m + 1 of a row of the first product. */
+__device__ __forceinline__ void phc_inner(const phc_args &a, uint32_t row, uint32_t m, float v0, float v1)
+{
+    v0 *= 1.0f / PHC_STREAMS;
+    v1 *= 1.0f / PHC_STREAMS;
+    if (m < a.rank) {
+        *(uint32_t *)(a.lo + gm_at(a.c.b_rows, row, m >> 6, m >> 3 & 7) + (m & 7) * 2) = pack_bf16(gm_silu(v0), gm_silu(v1));
+    } else {
+        *(float2 *)(a.inj_out + (uint64_t)row * PHC_STREAMS + (m - a.rank)) = make_float2(2.0f * sigmoid_f(v0), 2.0f * sigmoid_f(v1));
+    }
+}
+
+/* Adds up the parts of K in order. */
+__global__ void __launch_bounds__(256) phc_parts(const __grid_constant__ phc_args a)
+{
+    pdl_next();
+    pdl_wait();
+    const uint32_t pairs = (a.rank + a.n_inject) / 2;
+    const uint64_t n = (uint64_t)a.n_rows * pairs;
+    for (uint64_t i = (uint64_t)blockIdx.x * 256 + threadIdx.x; i < n; i += (uint64_t)gridDim.x * 256) {
+        float2 s = make_float2(0.0f, 0.0f);
+        for (uint32_t p = 0; p < a.splits; ++p) {
+            const float2 v = __ldcg((const float2 *)a.part + p * n + i);
+            s.x += v.x;
+            s.y += v.y;
+        }
+        const uint32_t row = (uint32_t)(i / pairs);
+        phc_inner(a, row, 2 * (uint32_t)(i - (uint64_t)row * pairs), s.x, s.y);
+    }
+}
 
 struct phc_down : gm_policy {
     static constexpr int F = GM_BF16;
     static constexpr bool SPLIT = true;
     using args = phc_args;
     struct tile {
-        uint32_t n, kb, akb, row0, col0;
+        uint32_t n, kb, akb, row0, col0, k0, split;
     };
     GM_RUN(phc_down)
     static __device__ __forceinline__ uint32_t n_tiles(const args &a)
     {
-        return a.m_tiles * a.n_tiles;
+        return a.m_tiles * a.n_tiles * a.splits;
+    }
+    static __device__ __forceinline__ uint32_t first_block(const tile &t)
+    {
+        return t.k0;
     }
     static __device__ __forceinline__ tile get(const args &a, uint32_t t)
     {
         tile r;
+        const uint32_t tiles = a.m_tiles * a.n_tiles;
+        r.split = t / tiles;
+        t -= r.split * tiles;
         const uint32_t n = t / a.m_tiles;
         r.row0 = (t - n * a.m_tiles) * 128;
+        r.k0 = r.split * a.per;
         r.col0 = n * a.width;
         r.n = a.n_rows - r.col0 < a.width ? a.n_rows - r.col0 : a.width;
-        r.kb = r.akb = a.kb;
+        r.kb = a.kb - r.k0 < a.per ? a.kb - r.k0 : a.per;
+        r.akb = a.kb;
         return r;
     }
     static __device__ __forceinline__ uint32_t place(uint32_t r)
@@ -159,21 +201,18 @@ struct phc_down : gm_policy {
     static __device__ __forceinline__ void epilogue(const args &a, const tile &t, const float *acc, uint32_t r, uint32_t q)
     {
         const uint32_t m = t.row0 + place(r); /* even, as the rank is */
-        const float inv = 1.0f / PHC_STREAMS;
+        float *part = a.part + ((uint64_t)t.split * a.n_rows + t.col0) * (a.rank + a.n_inject) + m;
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 const uint32_t col = 8 * j + 2 * q + e;
                 if (col < t.n && m < a.rank + a.n_inject) {
-                    const uint64_t row = t.col0 + col;
-                    const float v0 = acc[4 * j + e] * inv, v1 = acc[4 * j + 2 + e] * inv;
-                    if (m < a.rank) {
-                        *(uint32_t *)(a.lo + gm_at(a.c.b_rows, (uint32_t)row, m >> 6, m >> 3 & 7) + (m & 7) * 2) = pack_bf16(silu_f(v0), silu_f(v1));
+                    const float v0 = acc[4 * j + e], v1 = acc[4 * j + 2 + e];
+                    if (a.splits > 1) {
+                        *(float2 *)(part + (uint64_t)col * (a.rank + a.n_inject)) = make_float2(v0, v1);
                     } else {
-                        float *o = a.inj_out + row * PHC_STREAMS + (m - a.rank);
-                        o[0] = 2.0f * sigmoid_f(v0);
-                        o[1] = 2.0f * sigmoid_f(v1);
+                        phc_inner(a, t.col0 + col, m, v0, v1);
                     }
                 }
             }
@@ -227,7 +266,7 @@ struct phc_up : gm_policy {
     {
         return t.col0 + col;
     }
-    template <int N> static __device__ __forceinline__ void run(const args &a, const tile &t, gm_pipe &p)
+    template <int N, int KS> static __device__ __forceinline__ void run(const args &a, const tile &t, gm_pipe &p)
     {
         constexpr uint32_t A0 = 2 * N * 128, STAGE = gm_stage_bytes(F, 2 * N);
         const uint32_t w = threadIdx.x / 32 - 4, lane = threadIdx.x & 31, wgi = w / 4, g = lane >> 2, q = lane & 3;
@@ -275,7 +314,7 @@ struct phc_up : gm_policy {
         const float *x = a.x + (uint64_t)(t.col0 + c0) * PHC_STREAMS * a.hidden + d;
         const float4 *rs = (const float4 *)a.rs + t.col0 + c0;
         float *m = a.m + (uint64_t)(t.col0 + c0) * a.hidden + d;
-        constexpr int U = 4; /* columns of eight whose loads are in flight together */
+        constexpr int U = 2; /* columns of eight whose loads are in flight together */
 #pragma unroll
         for (int j0 = 0; j0 < N / 8; j0 += U) {
             float v[U][2][PHC_STREAMS];
@@ -302,7 +341,7 @@ struct phc_up : gm_policy {
                     float s = 0.0f;
 #pragma unroll
                     for (int c = 0; c < PHC_STREAMS; ++c) {
-                        s = fmaf(sigmoid_f(acc[c >> 1][4 * (j0 + u) + (c & 1) * 2 + e]), (v[u][e][c] * rr[c]) * wn[c], s);
+                        s = fmaf(gm_sigmoid(acc[c >> 1][4 * (j0 + u) + (c & 1) * 2 + e]), (v[u][e][c] * rr[c]) * wn[c], s);
                     }
                     if (c0 + col < t.n) {
                         m[(uint64_t)col * a.hidden] = s / PHC_STREAMS;
@@ -322,11 +361,11 @@ int qx_prompt_hc(struct qx_queue *q, const struct qx_op_hc *o)
     if (!o->prompt || !o->act_bf16 || !o->m || o->n_rows <= QX_PROMPT_MIN_ROWS || !qx_prompt_can(q) ||
         o->n_streams != PHC_STREAMS || o->hidden % 8 || o->rank % 8 || gm_format(o->down) != GM_BF16 ||
         gm_format(o->up) != GM_BF16 || (inject && gm_format(o->inject) != GM_BF16) ||
-        wide * 4 > (uint32_t)q->smem_max / 2 || ((uintptr_t)o->scratch & 15)) {
+        wide * 4 > (uint32_t)q->smem_max / 2 || ((uintptr_t)o->scratch & 15) || ((uintptr_t)o->inj_out & 7)) {
         return 1;
     }
     const uint32_t n_blocks = (wide + 63) / 64, lo_blocks = (o->rank + 63) / 64, b_rows = gm_pad8(o->n_rows);
-    const uint64_t rows = o->n_rows, need = b_rows * 128ull * (n_blocks + lo_blocks) + rows * PHC_STREAMS * 4;
+    const uint64_t rows = o->n_rows, need = b_rows * 128ull * (n_blocks + lo_blocks) + (rows * PHC_STREAMS * 4 + 15) / 16 * 16;
     if (need > rows * (wide + o->rank) * 4ull) {
         return 1;
     }
@@ -361,6 +400,26 @@ int qx_prompt_hc(struct qx_queue *q, const struct qx_op_hc *o)
     p.kb = n_blocks;
     p.m_tiles = (o->rank + p.n_inject + 127) / 128;
     p.width = gm_width(q, o->n_rows, p.m_tiles, 256);
+    /* K in parts where the tiles are too few for the multiprocessors */
+    uint32_t splits = 1;
+    uint64_t least = ((uint64_t)p.m_tiles * ((o->n_rows + p.width - 1) / p.width) + q->n_sm - 1) / q->n_sm * n_blocks *
+                     (p.width + 40) * 4 / 5;
+    const uint64_t have = (rows * (wide + o->rank) * 4ull - need) / (rows * (o->rank + p.n_inject) * 4ull);
+    for (uint32_t w = 64; w <= 256; w += 64) {
+        for (uint32_t s = 2; s <= 8 && s <= have && s <= n_blocks; ++s) {
+            const uint32_t per = (n_blocks + s - 1) / s, n = (n_blocks + per - 1) / per;
+            const uint64_t tiles = (uint64_t)p.m_tiles * ((o->n_rows + w - 1) / w) * n;
+            const uint64_t cost = (tiles + q->n_sm - 1) / q->n_sm * per * (w + 40);
+            if (cost < least) {
+                least = cost;
+                splits = n;
+                p.width = w;
+            }
+        }
+    }
+    p.splits = splits;
+    p.per = (n_blocks + splits - 1) / splits;
+    p.part = (float *)((uint8_t *)o->scratch + need);
     p.n_tiles = (o->n_rows + p.width - 1) / p.width;
     p.lo = a.lo;
     p.inj_out = o->inj_out;
@@ -368,12 +427,16 @@ int qx_prompt_hc(struct qx_queue *q, const struct qx_op_hc *o)
     p.x = o->x;
     p.norm = o->norm;
     p.rs = a.rs;
-    const uint64_t tiles = (uint64_t)p.m_tiles * p.n_tiles;
+    const uint64_t tiles = (uint64_t)p.m_tiles * p.n_tiles * p.splits;
     switch (p.width) {
     case 64: r = gm_launch<phc_down, 1, 64>(q, "hc", p, tiles); break;
     case 128: r = gm_launch<phc_down, 1, 128>(q, "hc", p, tiles); break;
     case 192: r = gm_launch<phc_down, 1, 192>(q, "hc", p, tiles); break;
     default: r = gm_launch<phc_down, 1, 256>(q, "hc", p, tiles); break;
+    }
+    if (!r && p.splits > 1) {
+        const uint64_t n = (rows * ((o->rank + p.n_inject) / 2) + 255) / 256;
+        r = launch(q, "hc", phc_parts, dim3((unsigned)(n < 4096 ? n : 4096)), dim3(256), 0, p);
     }
     if (r) {
         return r;
@@ -381,8 +444,7 @@ int qx_prompt_hc(struct qx_queue *q, const struct qx_op_hc *o)
     p.c.b = a.lo;
     p.kb = lo_blocks;
     p.m_tiles = (o->hidden + 31) / 32;
-    p.width = o->n_rows <= 1024 ? 128 : 256;
+    p.width = 128;
     p.n_tiles = (o->n_rows + p.width - 1) / p.width;
-    return p.width == 128 ? gm_launch<phc_up, 1, 64>(q, "hc", p, (uint64_t)p.m_tiles * p.n_tiles)
-                          : gm_launch<phc_up, 1, 128>(q, "hc", p, (uint64_t)p.m_tiles * p.n_tiles);
+    return gm_launch<phc_up, 2, 64>(q, "hc", p, (uint64_t)p.m_tiles * p.n_tiles);
 }

@@ -6,7 +6,6 @@
 
 /* ---- rows to bf16 --------------------------------------------------------------------------- */
 
-/* Sixteen elements a thread, four neighbouring lanes a block of 64. */
 template <int ORD, int TERMS>
 __global__ void __launch_bounds__(256) gm_convert(const float *x, uint64_t x_stride, uint32_t rows, uint32_t k,
                                                   uint32_t units, uint8_t *out, bool vec)
@@ -16,64 +15,19 @@ __global__ void __launch_bounds__(256) gm_convert(const float *x, uint64_t x_str
     const uint64_t n = (uint64_t)rows * units;
     const uint32_t b_rows = gm_pad8(rows);
     for (uint64_t i = (uint64_t)blockIdx.x * 256 + threadIdx.x; i < n; i += (uint64_t)gridDim.x * 256) {
-        const uint64_t row = i / units;
-        const uint32_t u = (uint32_t)(i - row * units), k0 = u * 16, q = u & 3;
-        const float *p = x + row * x_stride + k0;
+        const uint32_t row = (uint32_t)(i / units), u = (uint32_t)(i - (uint64_t)row * units);
         float v[16];
-        if (vec && k0 + 16 <= k) {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const float4 f = __ldcg((const float4 *)p + j);
-                v[4 * j] = f.x, v[4 * j + 1] = f.y, v[4 * j + 2] = f.z, v[4 * j + 3] = f.w;
-            }
-        } else {
-#pragma unroll
-            for (int j = 0; j < 16; ++j) {
-                v[j] = k0 + j < k ? __ldcg(p + j) : 0.0f;
-            }
-        }
+        gm_load16(v, x + row * x_stride, u * 16, k, vec);
 #pragma unroll
         for (int t = 0; t < TERMS; ++t) {
-            uint32_t w[8];
+            gm_emit<ORD>(out, b_rows, row, t * (units / 4) + u / 4, u & 3, v);
+            if (t + 1 < TERMS) {
 #pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                const int lo = ORD == GM_ORD_NV ? j / 4 * 8 + j % 4 : 2 * j, hi = ORD == GM_ORD_NV ? lo + 4 : lo + 1;
-                w[j] = pack_bf16(v[lo], v[hi]);
-                if (TERMS > 1) {
-                    const float a = bf16_lo(w[j]), b = bf16_hi(w[j]);
+                for (int j = 0; j < 16; ++j) {
+                    const float h = bf16_lo(pack_bf16(v[j], 0.0f));
                     /* an infinity has no remainder */
-                    v[lo] = fabsf(a) == __uint_as_float(0x7f800000u) ? 0.0f : v[lo] - a;
-                    v[hi] = fabsf(b) == __uint_as_float(0x7f800000u) ? 0.0f : v[hi] - b;
+                    v[j] = fabsf(h) == __uint_as_float(0x7f800000u) ? 0.0f : v[j] - h;
                 }
-            }
-            const uint32_t block = t * (units / 4) + u / 4;
-            if (ORD == GM_ORD_BF16) {
-                *(uint4 *)(out + gm_at(b_rows, (uint32_t)row, block, 2 * q)) = make_uint4(w[0], w[1], w[2], w[3]);
-                *(uint4 *)(out + gm_at(b_rows, (uint32_t)row, block, 2 * q + 1)) = make_uint4(w[4], w[5], w[6], w[7]);
-            } else {
-                /* pair j of the four lanes is one 16-byte unit: lane q gathers units q and q + 4 */
-                const uint32_t mask = __activemask();
-                uint32_t o[2][4];
-#pragma unroll
-                for (int s = 0; s < 4; ++s) {
-#pragma unroll
-                    for (int h = 0; h < 2; ++h) {
-                        const uint32_t at = q ^ s;
-                        const uint32_t v01 = at & 1 ? w[4 * h + 1] : w[4 * h], v23 = at & 1 ? w[4 * h + 3] : w[4 * h + 2];
-                        const uint32_t got = __shfl_xor_sync(mask, at & 2 ? v23 : v01, s);
-                        /* from lane q ^ s */
-#pragma unroll
-                        for (int c = 0; c < 4; ++c) {
-                            if ((q ^ s) == c) {
-                                o[h][c] = got;
-                            }
-                        }
-                    }
-                }
-                *(uint4 *)(out + gm_at(b_rows, (uint32_t)row, block, q)) =
-                    make_uint4(o[0][0], o[0][1], o[0][2], o[0][3]);
-                *(uint4 *)(out + gm_at(b_rows, (uint32_t)row, block, q + 4)) =
-                    make_uint4(o[1][0], o[1][1], o[1][2], o[1][3]);
             }
         }
     }

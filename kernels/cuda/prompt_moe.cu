@@ -13,7 +13,7 @@
 #define PMOE_THIN 32u   /* tiles where the weights' bytes take the time, two blocks a multiprocessor */
 
 /* Tokens of one expert: pairs start .. start + n of the sorted order, with the expert's matrices. */
-struct pmoe_ent {
+struct __align__(16) pmoe_ent {
     const uint8_t *code[3], *scale[3]; /* gate, up, down */
     float factor[3];
     uint32_t row0[3], scale_bf16, start, n; /* scale_bf16: a bit a matrix */
@@ -55,6 +55,10 @@ struct psort_args {
     pmoe_ent *list;
     uint32_t *n_list;
     int f;
+    const float *x;     /* rows to convert meanwhile: [rows, hidden] to m1, and to m2 when not NULL */
+    uint32_t rows, hidden;
+    uint8_t *m1, *m2;
+    int order1, order2;
 };
 
 /* Inclusive sum over the block's threads; all call it. */
@@ -84,8 +88,34 @@ __device__ uint32_t block_scan(uint32_t v, uint32_t *warp_sums)
     return v + (w ? warp_sums[w - 1] : 0);
 }
 
+__device__ __forceinline__ void emit_as(int order, uint8_t *out, uint32_t b_rows, uint32_t row, uint32_t u, const float (&v)[16])
+{
+    switch (order) {
+    case GM_ORD_BF16: gm_emit<GM_ORD_BF16>(out, b_rows, row, u / 4, u & 3, v); break;
+    case GM_ORD_FP8: gm_emit<GM_ORD_FP8>(out, b_rows, row, u / 4, u & 3, v); break;
+    default: gm_emit<GM_ORD_NV>(out, b_rows, row, u / 4, u & 3, v); break;
+    }
+}
+
+/* One block sorts, the others convert. */
 __global__ void __launch_bounds__(1024) pmoe_sort(const __grid_constant__ psort_args a)
 {
+    if (blockIdx.x) {
+        pdl_next();
+        pdl_wait();
+        const uint32_t units = (a.hidden + 63) / 64 * 4, b_rows = gm_pad8(a.rows);
+        const uint64_t n = (uint64_t)a.rows * units, step = (uint64_t)(gridDim.x - 1) * 1024;
+        for (uint64_t i = (uint64_t)(blockIdx.x - 1) * 1024 + threadIdx.x; i < n; i += step) {
+            const uint32_t row = (uint32_t)(i / units), u = (uint32_t)(i - (uint64_t)row * units);
+            float v[16];
+            gm_load16(v, a.x + (uint64_t)row * a.hidden, u * 16, a.hidden, true);
+            emit_as(a.order1, a.m1, b_rows, row, u, v);
+            if (a.m2) {
+                emit_as(a.order2, a.m2, b_rows, row, u, v);
+            }
+        }
+        return;
+    }
     __shared__ uint32_t count[PMOE_MAX_EXPERTS], next[PMOE_MAX_EXPERTS], sums[32];
     pdl_next();
     const uint32_t t = threadIdx.x, E = a.n_experts;
@@ -193,7 +223,12 @@ template <int F_, int PROMOTE_> struct pmoe_policy : gm_policy {
         tile r;
         const uint32_t i = t / a.m_tiles;
         if (a.list) {
-            r.e = a.list[i];
+            union { pmoe_ent e; uint4 v[sizeof(pmoe_ent) / 16]; } u;
+#pragma unroll
+            for (uint32_t j = 0; j < sizeof(pmoe_ent) / 16; ++j) {
+                u.v[j] = __ldcg((const uint4 *)(a.list + i) + j);
+            }
+            r.e = u.e;
         } else {
             r.e = a.one;
             r.e.start = i * a.width;
@@ -266,8 +301,8 @@ template <int F_, int PROMOTE_> struct pmoe_up : pmoe_policy<F_, PROMOTE_> {
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {
             if (8 * j < t.n) {
-                const float v0 = silu_f(acc[4 * j] * f0) * (acc[4 * j + 2] * f1);
-                const float v1 = silu_f(acc[4 * j + 1] * f0) * (acc[4 * j + 3] * f1);
+                const float v0 = gm_silu(acc[4 * j] * f0) * (acc[4 * j + 2] * f1);
+                const float v1 = gm_silu(acc[4 * j + 1] * f0) * (acc[4 * j + 3] * f1);
                 const float got = __shfl_xor_sync(0xffffffffu, second ? v0 : v1, other);
                 if (8 * j + 2 * q + (second ? 1 : 0) < t.n) {
                     *(uint32_t *)(h + 1024 * j) = second ? pack_bf16(got, v1) : pack_bf16(v0, got);
@@ -476,7 +511,7 @@ int qx_prompt_moe(struct qx_queue *q, const struct qx_op_moe *o)
 {
     const struct qx_experts *x = &o->experts;
     if (!o->prompt || !o->act_bf16 || o->n_rows <= QX_PROMPT_MIN_ROWS || !qx_prompt_can(q) || o->k > PMOE_MAX_K ||
-        x->n_experts > PMOE_MAX_EXPERTS || x->hidden % 8) {
+        x->n_experts > PMOE_MAX_EXPERTS || x->hidden % 8 || (uintptr_t)o->m & 15) {
         return 1;
     }
     const int f = pmoe_format(x), fs = gm_format(o->s_gate);
@@ -523,11 +558,15 @@ int qx_prompt_moe(struct qx_queue *q, const struct qx_op_moe *o)
         s.w[2] = x->down;
         s.f = f;
         const float *m = o->m + r0 * x->hidden;
-        int r = launch(q, "moe", pmoe_sort, dim3(1), dim3(1024), 0, s);
-        r = r ? r : qx_gm_convert(q, "moe", m, x->hidden, rows, x->hidden, gm_order_of(f), 1, m1);
-        if (!r && two) {
-            r = qx_gm_convert(q, "moe", m, x->hidden, rows, x->hidden, gm_order_of(fs), 1, m2);
-        }
+        s.x = m;
+        s.rows = rows;
+        s.hidden = x->hidden;
+        s.m1 = m1;
+        s.m2 = two ? m2 : nullptr;
+        s.order1 = gm_order_of(f);
+        s.order2 = gm_order_of(fs);
+        const uint64_t units = ((uint64_t)rows * up.kb * 4 + 1023) / 1024, most_units = 2 * (uint64_t)q->n_sm;
+        int r = launch(q, "moe", pmoe_sort, dim3((unsigned)(1 + (units < most_units ? units : most_units))), dim3(1024), 0, s);
         /* the shared expert */
         float *pair = o->scratch, *shared = o->scratch + (uint64_t)pairs * x->hidden;
         s_up.one.code[0] = (const uint8_t *)o->s_gate.codes;

@@ -541,10 +541,8 @@ const struct kern_case kern_cases_matmul[] = {
     M(ACT_BF16 + PROMPT + 4, 6), M(ACT_BF16 + PROMPT + 4, 7), M(ACT_BF16 + PROMPT + 0, 7), M(ACT_BF16 + PROMPT + 2, 7),
     M(PROMPT + 4, 7),
     {"linear", "prompt", linear_speed, 0, 1}, {"linear", "prompt", linear_speed, 8, 1}, {"linear", "prompt", linear_speed, 16, 1},
-    {"linear", "prompt", linear_speed, 24, 1}, {"linear", "prompt", linear_speed, 32, 1}, {"linear", "prompt", linear_speed, 3, 1},
-    {"linear", "prompt", linear_speed, 4, 1}, {"linear", "prompt", linear_speed, 2, 1},
+    {"linear", "prompt", linear_speed, 3, 1},
     {"hc", "prompt", hc_speed, 8192, 1}, {"hc", "prompt", hc_speed, 1024, 1},
     {"moe_route", "prompt", route_speed, 8192, 1},
-    {"moe", "prompt", moe_speed, 4 + 8 * 32, 1}, {"moe", "prompt", moe_speed, 4 + 8 * 4, 1}, {"moe", "prompt", moe_speed, 4 + 8 * 8, 1},
-    {"moe", "prompt", moe_speed, 2 + 8 * 32, 1},
+    {"moe", "prompt", moe_speed, 4 + 8 * 32, 1}, {"moe", "prompt", moe_speed, 4 + 8 * 4, 1},
     {0, 0, 0, 0, 0}};
