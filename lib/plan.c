@@ -52,16 +52,24 @@ static int attempt(struct qx_plan *p, const struct qx_config *c, const struct qx
 /* Several prefixes where many sequences may share them and memory allows it, else one. */
 #define PREFIXES 4
 
+/* Rows of a prefill step when none are asked for: on a device a step reads all experts, whose time only thousands
+ * of rows hide; on the host there is nothing to win. */
+enum { CHUNK_DEVICE = 8192, CHUNK_HOST = 512 };
+
 /* The same, with the largest chunk that fits when none was asked for. */
 static int attempt_chunks(struct qx_plan *p, const struct qx_config *c, const struct qx_plan_request *r,
                           enum qx_table_place table, uint64_t ctx, struct qx_error *err)
 {
-    uint32_t first = r->chunk_rows ? r->chunk_rows : 512, prefixes = r->max_seqs > 1 ? PREFIXES : 1;
-    int rc = attempt(p, c, r, table, ctx, first, prefixes, err);
-    if (!rc && !p->fits && prefixes > 1) {
-        rc = attempt(p, c, r, table, ctx, first, 1, err);
+    uint32_t chunk = r->chunk_rows ? r->chunk_rows : r->host_device ? CHUNK_HOST : CHUNK_DEVICE;
+    uint32_t prefixes = r->max_seqs > 1 ? PREFIXES : 1;
+    int rc = attempt(p, c, r, table, ctx, chunk, prefixes, err);
+    for (; !rc && !p->fits && !r->chunk_rows && chunk > CHUNK_HOST; chunk /= 2) {
+        rc = attempt(p, c, r, table, ctx, chunk / 2, prefixes, err);
     }
-    for (uint32_t chunk = 256; !rc && !p->fits && !r->chunk_rows && chunk >= 16; chunk /= 2) {
+    if (!rc && !p->fits && prefixes > 1) {
+        rc = attempt(p, c, r, table, ctx, chunk, 1, err);
+    }
+    for (chunk /= 2; !rc && !p->fits && !r->chunk_rows && chunk >= 16; chunk /= 2) {
         rc = attempt(p, c, r, table, ctx, chunk, 1, err);
     }
     return rc;
