@@ -36,6 +36,11 @@ struct qx_queue {
     struct qx_error first;  /* the first failure since the last wait */
     uint8_t *ws;            /* workspace of ops, WS_BYTES */
     unsigned *tickets;      /* QX_N_TICKETS zeros */
+    uint64_t n_launches;
+    struct {
+        uint64_t at;        /* n_launches right after a router that lets others start only after its wait */
+        const float *m;     /* its input, complete by then */
+    } routed;
 };
 #define QX_WS_BYTES ((size_t)QX_CUDA_WORKSPACE_BYTES)
 
@@ -80,6 +85,7 @@ static int launch_cluster(struct qx_queue *q, const char *name, void (*kernel)(P
     c.stream = q->stream;
     c.attrs = at;
     c.numAttrs = n;
+    ++q->n_launches;
     cudaError_t e = cudaLaunchKernelEx(&c, kernel, P(args)...);
     return e == cudaSuccess ? 0 : qx_queue_fail(q, e, name);
 }

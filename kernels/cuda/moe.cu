@@ -1,113 +1,9 @@
-/* moe.cu: router and experts for few rows. One launch multiplies with gate and up of every picked expert
+/* moe.cu: experts for few rows, inputs kept to f32 (with bf16 inputs: moe_rows.cu). One launch multiplies with gate and up of every picked expert
  * and of the shared one and leaves silu(gate) * up, split for the tensor cores, in the workspace; one
  * multiplies with down, weights, and adds up. Rows of a step that picked the same expert share its weights;
  * a row's sums do not depend on that. */
+#include "moe.cuh"
 #include "prompt.h"
-#include "tile.cuh"
-#include "topk.cuh"
-
-#define MOE_MAX_K 15
-
-/* ---- router --------------------------------------------------------------------------------- */
-
-struct route_args {
-    const float *m;
-    uint32_t n_rows, hidden, n_experts, k, tiles;
-    bool norm;
-    tile_w w;
-    float *logits, *weight;
-    int32_t *expert;
-    unsigned *tickets;
-};
-
-__device__ void route_topk(const route_args &a, uint32_t m0, uint32_t m_rows)
-{
-    for (uint32_t m = threadIdx.x / 32; m < m_rows; m += blockDim.x / 32) {
-        const uint32_t r = m0 + m;
-        const float *l = a.logits + (uint64_t)r * a.n_experts;
-        int32_t *e = a.expert + (uint64_t)r * a.k;
-        float *w = a.weight + (uint64_t)r * a.k;
-        warp_route(l, a.n_experts, a.k, a.norm, e, w);
-    }
-}
-
-template <int NB> __global__ void __launch_bounds__(256) moe_route(const __grid_constant__ route_args a)
-{
-    extern __shared__ uint4 sm[];
-    __shared__ float red[8 * 16 * NB * 8];
-    __shared__ bool last;
-    pdl_next();
-    const uint32_t grp = blockIdx.x / a.tiles, b = blockIdx.x - grp * a.tiles;
-    const uint32_t m0 = grp * 8, m_rows = a.n_rows - m0 < 8 ? a.n_rows - m0 : 8;
-    const tile_split sp = tile_divide(a.w.tf, a.w.k, 8);
-    const uint32_t warp = threadIdx.x / 32;
-    const uint32_t row = warp < sp.parts ? b * 16 : a.w.w.rows;
-    const src_rows src = {a.m + (uint64_t)m0 * a.hidden, a.hidden, a.hidden};
-    QX_TILE_SWITCH(F, a.w.tf,
-                   tile_run<F, NB>(red + warp * (16 * NB * 8), a.w, sp, row, warp % sp.parts, src, m_rows, sm,
-                                   threadIdx.x, 256, tile_no_ready()))
-    __syncthreads();
-    const float f = tile_factor(a.w);
-    for (uint32_t i = threadIdx.x; i < m_rows * 16; i += 256) {
-        const uint32_t m = i / 16, rr = i & 15;
-        if (b * 16 + rr < a.n_experts) {
-            a.logits[(uint64_t)(m0 + m) * a.n_experts + b * 16 + rr] =
-                f * tile_result<NB>(red, sp.parts, rr, m);
-        }
-    }
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        last = atomicAdd(a.tickets + grp, 1u) == a.tiles - 1;
-        if (last) {
-            a.tickets[grp] = 0;
-        }
-    }
-    __syncthreads();
-    if (last) {
-        __threadfence();
-        route_topk(a, m0, m_rows);
-    }
-}
-
-extern "C" int qx_cuda_moe_route(struct qx_queue *q, const struct qx_op_moe_route *o)
-{
-    if (o->n_rows == 0) {
-        return 0;
-    }
-    if (o->n_experts > 1024 || o->k > 32 || o->k > o->n_experts) {
-        return qx_queue_refuse(q, "moe_route", "more than 1024 experts or 32 picked");
-    }
-    const int taken = qx_prompt_route(q, o);
-    if (taken <= 0) {
-        return taken;
-    }
-    route_args a = {};
-    a.m = o->m;
-    a.n_rows = o->n_rows;
-    a.hidden = o->hidden;
-    a.n_experts = o->n_experts;
-    a.k = o->k;
-    a.norm = o->norm;
-    a.w = make_tile_w(o->gate, 0, o->hidden);
-    a.logits = o->logits;
-    a.weight = o->weight;
-    a.expert = o->expert;
-    a.tickets = q->tickets;
-    a.tiles = (o->n_experts + 15) / 16;
-    const uint32_t groups = (o->n_rows + 7) / 8, m = o->n_rows < 8 ? o->n_rows : 8;
-    if (groups > QX_N_TICKETS) {
-        return qx_queue_refuse(q, "moe_route", "too many rows");
-    }
-    const int nb = tile_nb(m);
-    const uint32_t smem = tile_x_bytes(a.w.tf, nb, tile_divide(a.w.tf, o->hidden, 8), m);
-    const dim3 grid(a.tiles * groups);
-    switch (nb) {
-    case 1: return launch(q, "moe_route", moe_route<1>, grid, dim3(256), smem, a);
-    case 2: return launch(q, "moe_route", moe_route<2>, grid, dim3(256), smem, a);
-    default: return launch(q, "moe_route", moe_route<3>, grid, dim3(256), smem, a);
-    }
-}
 
 /* ---- experts -------------------------------------------------------------------------------- */
 
@@ -506,6 +402,9 @@ extern "C" int qx_cuda_moe(struct qx_queue *q, const struct qx_op_moe *o)
     }
     if (o->k > MOE_MAX_K) {
         return qx_queue_refuse(q, "moe", "more than 15 experts a token");
+    }
+    if (!o->prompt && qx_moe_rows_fit(q, o)) {
+        return qx_moe_rows(q, o);
     }
     moe_args a = {};
     a.n_rows = o->n_rows;

@@ -344,7 +344,8 @@ static void moe(struct kern_ctx *c, int v)
 {
     static const uint32_t shapes[][6] = {/* rows, experts, k, hidden, inter, shared inter */
         {1, 8, 3, 256, 128, 128}, {1, 4, 2, 64, 160, 32}, {2, 24, 10, 2560, 640, 640}, {8, 16, 4, 256, 192, 64},
-        {5, 6, 6, 128, 96, 96}, {13, 8, 3, 256, 128, 128}, {70, 8, 3, 256, 128, 128}, {300, 16, 4, 512, 160, 64}};
+        {5, 6, 6, 128, 96, 96}, {13, 8, 3, 256, 128, 128}, {70, 8, 3, 256, 128, 128}, {300, 16, 4, 512, 160, 64},
+        {8, 24, 10, 2560, 640, 640}, {1, 24, 10, 2560, 640, 640}};
     bool act = v & ACT_BF16, prompt = v & PROMPT;
     v &= ACT_BF16 - 1;
     const uint32_t *s = shapes[v / 8];
@@ -395,6 +396,29 @@ static void moe(struct kern_ctx *c, int v)
     kern_shape(c, "%u rows, %u of %u, hidden %u, inter %u+%u, %s%s%s", n, k, E, H, I, S, kern_fmt_name(f),
                act ? ", bf16" : "", prompt ? ", prompt" : "");
     KERN_RUN(c, moe, a);
+    if (prompt || n > 16) {
+        return;
+    }
+    /* each row alone: the same bits */
+    uint32_t n_differ = 0;
+    float *y = malloc((size_t)2 * n * H * 4);
+    struct qx_op_moe b = a;
+    b.n_rows = 1;
+    b.y = kern_new(c, (size_t)n * H * 4);
+    for (uint32_t r = 0; r < n && y; ++r) {
+        c->rc = c->rc ? c->rc : c->be->ops->moe(c->q, &b);
+        b.m += H;
+        b.y += H;
+        b.expert += k;
+        b.weight += k;
+    }
+    kern_fetch(c, y, a.y, (size_t)n * H * 4);
+    kern_fetch(c, y + (size_t)n * H, b.y - (size_t)n * H, (size_t)n * H * 4);
+    for (size_t i = 0; i < (size_t)n * H; ++i) {
+        n_differ += memcmp(y + i, y + (size_t)n * H + i, 4) != 0;
+    }
+    kern_out(c, "values of a row that differ alone", 'i', kern_put(c, &n_differ, 4), 1, 0);
+    free(y);
 }
 
 /* ---- speed, released shapes ---- */
@@ -536,6 +560,10 @@ const struct kern_case kern_cases_matmul[] = {
     M(0, 0), M(1, 0), M(2, 0), M(3, 0), M(4, 0), M(5, 0), M(6, 0), M(0, 1), M(1, 1), M(2, 1), M(3, 1), M(4, 1),
     M(4, 2), M(2, 2), M(0, 3), M(2, 3), M(4, 3), M(0, 4), M(3, 4), M(4, 4), M(0, 5), M(4, 5), M(6, 5), M(0, 6), M(1, 6),
     M(2, 6), M(3, 6), M(4, 6), M(6, 6), M(4, 7), M(0, 7), M(2, 7),
+    M(ACT_BF16 + 1, 0), M(ACT_BF16 + 3, 0), M(ACT_BF16 + 0, 1), M(ACT_BF16 + 1, 1), M(ACT_BF16 + 2, 1), M(ACT_BF16 + 3, 1),
+    M(ACT_BF16 + 5, 1), M(ACT_BF16 + 6, 3), M(ACT_BF16 + 0, 2), M(ACT_BF16 + 1, 2), M(ACT_BF16 + 3, 2), M(ACT_BF16 + 0, 3),
+    M(ACT_BF16 + 3, 3), M(ACT_BF16 + 0, 4), M(ACT_BF16 + 2, 4), M(ACT_BF16 + 4, 5), M(ACT_BF16 + 2, 5), M(ACT_BF16 + 4, 8),
+    M(ACT_BF16 + 2, 8), M(ACT_BF16 + 0, 8), M(ACT_BF16 + 4, 9),
     M(ACT_BF16 + 0, 0), M(ACT_BF16 + 4, 0), M(ACT_BF16 + 4, 1), M(ACT_BF16 + 4, 2), M(ACT_BF16 + 2, 2), M(ACT_BF16 + 4, 3),
     M(ACT_BF16 + 2, 3), M(ACT_BF16 + 4, 4), M(ACT_BF16 + PROMPT + 4, 5), M(ACT_BF16 + PROMPT + 0, 6), M(ACT_BF16 + PROMPT + 2, 6),
     M(ACT_BF16 + PROMPT + 4, 6), M(ACT_BF16 + PROMPT + 4, 7), M(ACT_BF16 + PROMPT + 0, 7), M(ACT_BF16 + PROMPT + 2, 7),

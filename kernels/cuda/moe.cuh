@@ -1,0 +1,13 @@
+/* moe.cuh: what the files of the mixture of experts share. */
+#ifndef QX_CUDA_MOE_CUH
+#define QX_CUDA_MOE_CUH
+
+#include "tile.cuh"
+
+#define MOE_MAX_K 15
+
+/* Rows of decoding with bf16 inputs (moe_rows.cu): whether the shapes fit, and the op. */
+bool qx_moe_rows_fit(struct qx_queue *q, const struct qx_op_moe *o);
+int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o);
+
+#endif

@@ -1,0 +1,322 @@
+/* moe_route.cu: the router. Logits are f32 sums of f32 inputs; the last block of a group of rows picks.
+ *
+ * route_rows: each thread holds one chunk of 8 columns of 4 experts in registers, loaded before the wait;
+ * a BF16 gate. moe_route: any other. In both a row's sums do not depend on the others. */
+#include "moe.cuh"
+
+struct route_args {
+    const float *m;
+    uint32_t n_rows, hidden, n_experts, k, tiles;
+    bool norm;
+    tile_w w;
+    float *logits, *weight;
+    int32_t *expert;
+    unsigned *tickets;
+};
+
+__device__ __forceinline__ uint32_t order_key(float f)
+{
+    const uint32_t u = __float_as_uint(f);
+    return (u & 0x80000000u) ? ~u : u | 0x80000000u;
+}
+
+/* The k largest of n logits by one warp, ties to the lower index. */
+template <int EPL>
+__device__ void warp_topk(const float *logits, uint32_t n, uint32_t k, bool norm, int32_t *expert,
+                          float *weight)
+{
+    const uint32_t lane = threadIdx.x & 31;
+    uint32_t key[EPL];
+    float x[EPL];
+#pragma unroll
+    for (int i = 0; i < EPL; ++i) {
+        const uint32_t e = i * 32 + lane;
+        x[i] = e < n ? __ldcg(logits + e) : 0.0f;
+        key[i] = e < n ? order_key(x[i]) : 0;
+    }
+    float mine = -INFINITY, top = 0.0f;
+    int32_t mine_e = 0;
+    for (uint32_t s = 0; s < k; ++s) {
+        uint32_t best = 0, at = 0xffffffffu;
+#pragma unroll
+        for (int i = 0; i < EPL; ++i) {
+            if (key[i] > best) {
+                best = key[i];
+                at = i * 32 + lane;
+            }
+        }
+        const uint32_t b = __reduce_max_sync(0xffffffffu, best);
+        uint32_t e = __reduce_min_sync(0xffffffffu, best == b ? at : 0xffffffffu);
+        e = e < n ? e : n - 1;
+        float v = 0.0f;
+#pragma unroll
+        for (int i = 0; i < EPL; ++i) {
+            if (e == i * 32 + lane) {
+                v = x[i];
+                key[i] = 0;
+            }
+        }
+        v = __shfl_sync(0xffffffffu, v, e & 31);
+        if (s == 0) {
+            top = v;
+        }
+        if (lane == s) {
+            mine = v;
+            mine_e = (int32_t)e;
+        }
+    }
+    float den = 0.0f;
+    if (norm) {
+        den = warp_sum(lane < k ? expf(mine - top) : 0.0f);
+    } else {
+        float s = 0.0f;
+#pragma unroll
+        for (int i = 0; i < EPL; ++i) {
+            s += (uint32_t)i * 32 + lane < n ? expf(x[i] - top) : 0.0f;
+        }
+        den = warp_sum(s);
+    }
+    if (lane < k) {
+        expert[lane] = mine_e;
+        weight[lane] = expf(mine - top) / den;
+    }
+}
+
+template <class A> __device__ void route_topk(const A &a, uint32_t m0, uint32_t m_rows)
+{
+    for (uint32_t m = threadIdx.x / 32; m < m_rows; m += blockDim.x / 32) {
+        const uint32_t r = m0 + m;
+        const float *l = a.logits + (uint64_t)r * a.n_experts;
+        int32_t *e = a.expert + (uint64_t)r * a.k;
+        float *w = a.weight + (uint64_t)r * a.k;
+        if (a.n_experts <= 128) {
+            warp_topk<4>(l, a.n_experts, a.k, a.norm, e, w);
+        } else if (a.n_experts <= 512) {
+            warp_topk<16>(l, a.n_experts, a.k, a.norm, e, w);
+        } else {
+            warp_topk<32>(l, a.n_experts, a.k, a.norm, e, w);
+        }
+    }
+}
+
+template <int NB> __global__ void __launch_bounds__(256) moe_route(const __grid_constant__ route_args a)
+{
+    extern __shared__ uint4 sm[];
+    __shared__ float red[8 * 16 * NB * 8];
+    __shared__ bool last;
+    pdl_next();
+    const uint32_t grp = blockIdx.x / a.tiles, b = blockIdx.x - grp * a.tiles;
+    const uint32_t m0 = grp * 8, m_rows = a.n_rows - m0 < 8 ? a.n_rows - m0 : 8;
+    const tile_split sp = tile_divide(a.w.tf, a.w.k, 8);
+    const uint32_t warp = threadIdx.x / 32;
+    const uint32_t row = warp < sp.parts ? b * 16 : a.w.w.rows;
+    const src_rows src = {a.m + (uint64_t)m0 * a.hidden, a.hidden, a.hidden};
+    QX_TILE_SWITCH(F, a.w.tf,
+                   tile_run<F, NB>(red + warp * (16 * NB * 8), a.w, sp, row, warp % sp.parts, src, m_rows, sm,
+                                   threadIdx.x, 256, tile_no_ready()))
+    __syncthreads();
+    const float f = tile_factor(a.w);
+    for (uint32_t i = threadIdx.x; i < m_rows * 16; i += 256) {
+        const uint32_t m = i / 16, rr = i & 15;
+        if (b * 16 + rr < a.n_experts) {
+            a.logits[(uint64_t)(m0 + m) * a.n_experts + b * 16 + rr] =
+                f * tile_result<NB>(red, sp.parts, rr, m);
+        }
+    }
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(a.tickets + grp, 1u) == a.tiles - 1;
+        if (last) {
+            a.tickets[grp] = 0;
+        }
+    }
+    __syncthreads();
+    if (last) {
+        __threadfence();
+        route_topk(a, m0, m_rows);
+    }
+}
+
+/* ---- a BF16 gate, columns of a thread in registers ---- */
+
+#define RR_EXPERTS 4
+
+struct rr_args {
+    const float *m;
+    const uint16_t *gate;
+    uint32_t n_rows, hidden, n_experts, k, tiles;
+    bool norm;
+    float *logits, *weight;
+    int32_t *expert;
+    unsigned *tickets;
+};
+
+/* Sums over the 32 lanes of N values a lane, the same tree for every N: afterwards v[0] of a lane is the sum
+ * of value `which` (its low bits are the lane's high bits). */
+template <int N> __device__ __forceinline__ uint32_t rr_reduce(float (&v)[N], uint32_t lane)
+{
+    uint32_t which = 0;
+    int n = N;
+#pragma unroll
+    for (int mask = 16; mask; mask >>= 1) {
+        if (n > 1) {
+            const bool up = lane & (uint32_t)mask;
+#pragma unroll
+            for (int i = 0; i < N / 2; ++i) {
+                if (i < n / 2) {
+                    const float keep = up ? v[i + n / 2] : v[i], give = up ? v[i] : v[i + n / 2];
+                    v[i] = keep + __shfl_xor_sync(0xffffffffu, give, mask);
+                }
+            }
+            n /= 2;
+            which += up ? (uint32_t)n : 0;
+        } else {
+            v[0] += __shfl_xor_sync(0xffffffffu, v[0], mask);
+        }
+    }
+    return which;
+}
+
+template <int NR> __global__ void __launch_bounds__(512, 2) route_rows(const __grid_constant__ rr_args a)
+{
+    constexpr int N = RR_EXPERTS * NR; /* value e * NR + row */
+    __shared__ float red[16][N];
+    __shared__ bool last;
+    const uint32_t grp = blockIdx.x / a.tiles, b = blockIdx.x - grp * a.tiles, m0 = grp * NR;
+    const uint32_t m_rows = a.n_rows - m0 < NR ? a.n_rows - m0 : NR;
+    const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31;
+    const bool in = tid * 8 < a.hidden;
+    uint4 w[RR_EXPERTS];
+#pragma unroll
+    for (int e = 0; e < RR_EXPERTS; ++e) {
+        const uint32_t r = b * RR_EXPERTS + e;
+        w[e] = in && r < a.n_experts ? ld_stream(a.gate + (uint64_t)r * a.hidden + tid * 8) : make_uint4(0, 0, 0, 0);
+    }
+    pdl_wait();
+    pdl_next();
+    float v[N];
+#pragma unroll
+    for (int m = 0; m < NR; ++m) {
+        float x[8] = {};
+        if (in) {
+            const float4 *p = (const float4 *)(a.m + (uint64_t)(m0 + (m < (int)m_rows ? m : 0)) * a.hidden + tid * 8);
+            const float4 p0 = __ldcg(p), p1 = __ldcg(p + 1);
+            x[0] = p0.x, x[1] = p0.y, x[2] = p0.z, x[3] = p0.w;
+            x[4] = p1.x, x[5] = p1.y, x[6] = p1.z, x[7] = p1.w;
+        }
+#pragma unroll
+        for (int e = 0; e < RR_EXPERTS; ++e) {
+            const uint32_t u[4] = {w[e].x, w[e].y, w[e].z, w[e].w};
+            float s = 0.0f;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                s = fmaf(bf16_lo(u[i]), x[2 * i], s);
+                s = fmaf(bf16_hi(u[i]), x[2 * i + 1], s);
+            }
+            v[e * NR + m] = s;
+        }
+    }
+    const uint32_t which = rr_reduce<N>(v, lane);
+    if ((lane & (32 / N - 1)) == 0) {
+        red[warp][which] = v[0];
+    }
+    __syncthreads();
+    if (warp == 0) {
+        if (lane < N) {
+            float s = red[0][lane];
+            for (uint32_t i = 1; i < blockDim.x / 32; ++i) {
+                s += red[i][lane];
+            }
+            const uint32_t e = b * RR_EXPERTS + lane / NR, m = lane % NR;
+            if (e < a.n_experts && m < m_rows) {
+                a.logits[(uint64_t)(m0 + m) * a.n_experts + e] = s;
+                __threadfence();
+            }
+        }
+        __syncwarp();
+        if (lane == 0) {
+            last = atomicAdd(a.tickets + grp, 1u) == a.tiles - 1;
+            if (last) {
+                a.tickets[grp] = 0;
+            }
+        }
+    }
+    __syncthreads();
+    if (last) {
+        __threadfence();
+        route_topk(a, m0, m_rows);
+    }
+}
+
+static int route_rows_run(struct qx_queue *q, const struct qx_op_moe_route *o)
+{
+    rr_args a = {};
+    a.m = o->m;
+    a.gate = (const uint16_t *)o->gate.codes;
+    a.n_rows = o->n_rows;
+    a.hidden = o->hidden;
+    a.n_experts = o->n_experts;
+    a.k = o->k;
+    a.norm = o->norm;
+    a.logits = o->logits;
+    a.weight = o->weight;
+    a.expert = o->expert;
+    a.tickets = q->tickets;
+    a.tiles = (o->n_experts + RR_EXPERTS - 1) / RR_EXPERTS;
+    const uint32_t nr = o->n_rows <= 1 ? 1 : o->n_rows <= 2 ? 2 : o->n_rows <= 4 ? 4 : 8;
+    const dim3 grid(a.tiles * ((o->n_rows + nr - 1) / nr)), block((o->hidden / 8 + 31) / 32 * 32);
+    int r;
+    switch (nr) {
+    case 1: r = launch(q, "moe_route", route_rows<1>, grid, block, 0, a); break;
+    case 2: r = launch(q, "moe_route", route_rows<2>, grid, block, 0, a); break;
+    case 4: r = launch(q, "moe_route", route_rows<4>, grid, block, 0, a); break;
+    default: r = launch(q, "moe_route", route_rows<8>, grid, block, 0, a); break;
+    }
+    q->routed.at = q->n_launches;
+    q->routed.m = o->m;
+    return r;
+}
+
+/* ---- the op ---- */
+
+extern "C" int qx_cuda_moe_route(struct qx_queue *q, const struct qx_op_moe_route *o)
+{
+    if (o->n_rows == 0) {
+        return 0;
+    }
+    if (o->n_experts > 1024 || o->k > 32 || o->k > o->n_experts) {
+        return qx_queue_refuse(q, "moe_route", "more than 1024 experts or 32 picked");
+    }
+    const struct qx_weight &g = o->gate;
+    if (g.fmt == QX_W_BF16 && ((uintptr_t)g.codes & 15) == 0 && ((uintptr_t)o->m & 15) == 0 && o->hidden % 8 == 0 &&
+        o->hidden <= 4096 && (o->n_rows + 7) / 8 <= QX_N_TICKETS) {
+        return route_rows_run(q, o);
+    }
+    route_args a = {};
+    a.m = o->m;
+    a.n_rows = o->n_rows;
+    a.hidden = o->hidden;
+    a.n_experts = o->n_experts;
+    a.k = o->k;
+    a.norm = o->norm;
+    a.w = make_tile_w(o->gate, 0, o->hidden);
+    a.logits = o->logits;
+    a.weight = o->weight;
+    a.expert = o->expert;
+    a.tickets = q->tickets;
+    a.tiles = (o->n_experts + 15) / 16;
+    const uint32_t groups = (o->n_rows + 7) / 8, m = o->n_rows < 8 ? o->n_rows : 8;
+    if (groups > QX_N_TICKETS) {
+        return qx_queue_refuse(q, "moe_route", "too many rows");
+    }
+    const int nb = tile_nb(m);
+    const uint32_t smem = tile_x_bytes(a.w.tf, nb, tile_divide(a.w.tf, o->hidden, 8), m);
+    const dim3 grid(a.tiles * groups);
+    switch (nb) {
+    case 1: return launch(q, "moe_route", moe_route<1>, grid, dim3(256), smem, a);
+    case 2: return launch(q, "moe_route", moe_route<2>, grid, dim3(256), smem, a);
+    default: return launch(q, "moe_route", moe_route<3>, grid, dim3(256), smem, a);
+    }
+}
+
