@@ -306,57 +306,69 @@ template <bool SHARED> __device__ __forceinline__ float mr_col_at(const uint8_t 
 }
 
 /* The experts a step picked, each once, in the order of their first row, and the rows' columns. All threads;
- * ex: [m_rows * k] in shared memory. n_uniq is set after the call's last barrier. */
-__device__ void mr_unique(const mr_args &a, int32_t *ex, mr_cols *cols, int32_t *uniq, uint32_t *n_uniq)
+ * ex: [128] in shared memory, 16 bytes aligned; rank: [128]. n_uniq is set after the call's last barrier. */
+__device__ void mr_unique(const mr_args &a, int32_t *ex, uint8_t *rank, mr_cols *cols, int32_t *uniq,
+                          uint32_t *n_uniq)
 {
     const uint32_t items = a.m_rows * a.k, tid = threadIdx.x;
-    if (tid < items) {
-        ex[tid] = __ldcg(a.expert + tid);
-    }
     if (a.m_rows == 1) {
         if (tid < items) {
+            uniq[tid] = __ldcg(a.expert + tid);
             cols[tid].n = 1;
             cols[tid].item[0] = (uint8_t)tid;
-            uniq[tid] = ex[tid];
         }
         *n_uniq = items;
         __syncthreads();
         return;
     }
+    __shared__ uint32_t before[4], count[128];
+    int32_t e = -1;
+    if (tid < 128) {
+        e = tid < items ? __ldcg(a.expert + tid) : -1 - (int32_t)tid;
+        ex[tid] = e;
+        count[tid] = 0;
+    }
     __syncthreads();
-    if (tid < 32) {
-        uint32_t n = 0;
-        for (uint32_t i0 = 0; i0 < items; i0 += 32) {
-            const uint32_t i = i0 + tid;
-            bool first = i < items;
-            for (uint32_t j = 0; first && j < i / a.k * a.k; ++j) {
-                first = ex[j] != ex[i];
+    const uint32_t m = tid / a.k, row0 = m * a.k;
+    uint32_t first = tid, c = 0;
+    bool fresh = false;
+    if (tid < 128) {
+        for (uint32_t j = 0; j < items; j += 4) {
+            const int4 v = *(const int4 *)(ex + j);
+            const int32_t x[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (uint32_t i = 0; i < 4; ++i) {
+                if (x[i] == e && j + i < row0) {
+                    first = first < j + i ? first : j + i;
+                    ++c;
+                }
             }
-            const uint32_t b = __ballot_sync(0xffffffffu, first);
-            if (first) {
-                uniq[n + __popc(b & ((1u << tid) - 1))] = (int32_t)i;
-            }
-            n += __popc(b);
         }
-        if (tid == 0) {
-            *n_uniq = n;
+        fresh = tid < items && c == 0;
+        const uint32_t b = __ballot_sync(0xffffffffu, fresh);
+        rank[tid] = (uint8_t)__popc(b & ((1u << (tid & 31)) - 1));
+        if ((tid & 31) == 0) {
+            before[tid / 32] = (uint32_t)__popc(b);
         }
     }
     __syncthreads();
-    const uint32_t n = *n_uniq;
-    int32_t e = 0;
-    if (tid < n) {
-        const uint32_t first = (uint32_t)uniq[tid];
-        e = ex[first];
-        uint32_t c = 0, last = ~0u;
-        for (uint32_t i = first; i < items; ++i) {
-            if (ex[i] == e && i / a.k != last) {
-                last = i / a.k;
-                cols[tid].item[c++] = (uint8_t)(last * (a.k + 1) + (i - last * a.k));
-            }
+    if (tid < items) {
+        uint32_t r = rank[first];
+        for (uint32_t w = 0; w < first / 32; ++w) {
+            r += before[w];
         }
-        cols[tid].n = (uint8_t)c;
-        uniq[tid] = e;
+        cols[r].item[c] = (uint8_t)(m * (a.k + 1) + (tid - row0));
+        atomicAdd(&count[r], 1u);
+        if (fresh) {
+            uniq[r] = e;
+        }
+    }
+    if (tid == 0) {
+        *n_uniq = before[0] + before[1] + before[2] + before[3];
+    }
+    __syncthreads();
+    if (tid < *n_uniq) {
+        cols[tid].n = (uint8_t)count[tid];
     }
     __syncthreads();
 }
@@ -541,6 +553,9 @@ template <int R> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
     extern __shared__ uint4 sm4[];
     __shared__ mr_up_shared sh;
     __shared__ mr_up_job job;
+    __shared__ int4 ex[32];
+    __shared__ uint8_t rank[128];
+    __shared__ float red[MR_WARPS];
     const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, items = a.m_rows * a.k;
     mr_up_ctx<R> x;
     x.ring = (uint8_t *)sm4 + warp * (R * MR_STEP);
@@ -550,7 +565,7 @@ template <int R> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
     x.units_done = x.prev = 0;
     mr_mat *mat = (mr_mat *)(x.part + MR_WARPS * 32);
     mr_cols *cols = (mr_cols *)(mat + 2 * (items + 1));
-    int32_t *ex = (int32_t *)(cols + items + 1), *uniq = ex + items;
+    int32_t *uniq = (int32_t *)(cols + items + 1);
 
     /* what is known before the wait: the shared expert's weights */
     if (tid < MR_UNITS) {
@@ -598,18 +613,33 @@ template <int R> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
     mr_up_phase<R>(a, x, ring, job, cols, units * job.parts, warp, lane);
     x.units_done = units;
     /* the shared expert's gate, a row a block from the last on: f32 */
-    if (warp == MR_WARPS - 1) {
-        for (uint32_t m = gridDim.x - 1 - blockIdx.x; m < a.m_rows; m += gridDim.x) {
-            float s = 0.0f;
-#pragma unroll 10
-            for (uint32_t i = lane; i < a.hidden; i += 32) {
-                s = fmaf(weight_at(a.s_vec, 0, i), __ldcg(a.m + (uint64_t)m * a.hidden + i), s);
+    for (uint32_t m = gridDim.x - 1 - blockIdx.x; m < a.m_rows; m += gridDim.x) {
+        const float *v = a.m + (uint64_t)m * a.hidden;
+        float s = 0.0f;
+        if (a.s_vec.fmt == QX_W_BF16) {
+            const uint16_t *w = (const uint16_t *)a.s_vec.codes;
+#pragma unroll 5
+            for (uint32_t i = tid; i < a.hidden; i += MR_WARPS * 32) {
+                s = fmaf(bf16_f(__ldg(w + i)), __ldcg(v + i), s);
             }
-            s = warp_sum(s);
-            if (lane == 0) {
-                a.sg[m] = sigmoid_f(s);
+        } else {
+            for (uint32_t i = tid; i < a.hidden; i += MR_WARPS * 32) {
+                s = fmaf(weight_at(a.s_vec, 0, i), __ldcg(v + i), s);
             }
         }
+        s = warp_sum(s);
+        if (lane == 0) {
+            red[warp] = s;
+        }
+        __syncthreads();
+        if (tid == 0) {
+            s = red[0];
+            for (uint32_t i = 1; i < MR_WARPS; ++i) {
+                s += red[i];
+            }
+            a.sg[m] = sigmoid_f(s);
+        }
+        __syncthreads();
     }
     /* zeros after the end of the columns, which the last steps of down read */
     if (blockIdx.x == gridDim.x - 1) {
@@ -627,7 +657,7 @@ template <int R> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
         pdl_next();
     }
     __syncthreads(); /* the first phase's table is no longer read */
-    mr_unique(a, ex, cols, uniq, &sh.n_uniq);
+    mr_unique(a, (int32_t *)ex, rank, cols, uniq, &sh.n_uniq);
     const uint32_t n_uniq = sh.n_uniq;
     if (tid < n_uniq) {
         const uint32_t e = (uint32_t)uniq[tid];
@@ -806,19 +836,20 @@ __device__ __forceinline__ void mr_down_task(mr_ring<R, mr_down_job> &ring, cons
     }
 }
 
-template <bool SHARED> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
+template <int R, bool SHARED> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
     moe_rows_down(const __grid_constant__ mr_args a)
 {
-    constexpr int R = MR_PER;
     extern __shared__ uint4 sm4[];
     __shared__ uint32_t n_uniq_s, mixed;
     __shared__ mr_down_job job;
+    __shared__ int4 ex[32];
+    __shared__ uint8_t rank[128];
     pdl_next();
     const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, items = a.m_rows * a.k;
     uint8_t *hs = (uint8_t *)sm4 + MR_WARPS * R * MR_STEP;
     mr_mat *mat = (mr_mat *)(hs + (SHARED ? a.m_rows * (a.k + 1) * a.h_col : 0)); /* [0] the shared expert's */
     mr_cols *cols = (mr_cols *)(mat + items + 1);
-    int32_t *ex = (int32_t *)(cols + items + 1), *uniq = ex + items;
+    int32_t *uniq = (int32_t *)(cols + items + 1);
     float *wt = (float *)(uniq + items);
     mr_down_out out;
     out.res = wt + items;
@@ -836,12 +867,9 @@ template <bool SHARED> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
     if (tid < items) {
         wt[tid] = __ldcg(a.weight + tid);
     }
-    mr_unique(a, ex, cols + 1, uniq, &n_uniq_s);
+    mr_unique(a, (int32_t *)ex, rank, cols + 1, uniq, &n_uniq_s);
     const uint32_t n_uniq = n_uniq_s;
     if (tid < n_uniq) {
-        if (a.m_rows == 1) {
-            cols[1 + tid].item[0] = (uint8_t)tid;
-        }
         mr_fill(mat[1 + tid], a.down[uniq[tid]], a.inter);
     }
     __syncthreads();
@@ -922,14 +950,14 @@ static uint32_t up_smem(const mr_args &a, uint32_t ring)
 {
     const uint32_t items = a.m_rows * a.k;
     return (uint32_t)(MR_WARPS * ring * MR_STEP + a.m_rows * a.x_col + MR_WARPS * 512 +
-                      (items + 1) * (2 * sizeof(mr_mat) + sizeof(mr_cols)) + items * 8);
+                      (items + 1) * (2 * sizeof(mr_mat) + sizeof(mr_cols)) + items * 4);
 }
 
-static uint32_t down_smem(const mr_args &a, uint32_t grid, bool shared)
+static uint32_t down_smem(const mr_args &a, uint32_t grid, uint32_t ring, bool shared)
 {
     const uint32_t items = a.m_rows * a.k, rd = ((a.hidden + 3) / 4 / grid + 1) * 4;
-    return (uint32_t)(MR_WARPS * MR_PER * MR_STEP + (shared ? a.m_rows * (a.k + 1) * a.h_col : 0) +
-                      (items + 1) * (sizeof(mr_mat) + sizeof(mr_cols)) + items * 12 + (items + 4 * a.m_rows) * rd * 4);
+    return (uint32_t)(MR_WARPS * ring * MR_STEP + (shared ? a.m_rows * (a.k + 1) * a.h_col : 0) +
+                      (items + 1) * (sizeof(mr_mat) + sizeof(mr_cols)) + items * 8 + (items + 4 * a.m_rows) * rd * 4);
 }
 
 /* At least 16 output rows a block. */
@@ -947,8 +975,11 @@ bool qx_moe_rows_fit(struct qx_queue *q, const struct qx_op_moe *o)
     a.k = o->k;
     a.hidden = o->experts.hidden;
     a.x_col = mr_col_bytes(a.hidden);
+    a.h_col = mr_col_bytes(o->experts.inter > o->s_inter ? o->experts.inter : o->s_inter);
+    mr_args one = a;
+    one.m_rows = 1;
     return o->act_bf16 && o->k <= MOE_MAX_K && up_smem(a, 3) <= MR_SMEM_MAX &&
-           down_smem(a, grid, false) <= MR_SMEM_MAX;
+           down_smem(a, grid, 3, false) <= MR_SMEM_MAX && down_smem(one, grid, 5, true) <= MR_SMEM_MAX;
 }
 
 int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o)
@@ -978,14 +1009,17 @@ int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o)
         a.weight = o->weight + (uint64_t)r * a.k;
         a.y = o->y + (uint64_t)r * a.hidden;
         a.early = r == 0 && q->routed.m == o->m && q->routed.at == q->n_launches;
-        const bool few = a.m_rows <= 2, one = a.m_rows == 1 && (a.k + 1) * a.h_col <= 24 * 1024;
-        int e = few ? launch(q, "moe", moe_rows_up<5>, dim3(grid), dim3(MR_WARPS * 32), up_smem(a, 5), a)
-                    : launch(q, "moe", moe_rows_up<3>, dim3(grid), dim3(MR_WARPS * 32), up_smem(a, 3), a);
+        /* a ring of five steps where both launches fit into one multiprocessor */
+        const uint32_t ring = a.m_rows <= 1 ? 5 : 3;
+        const bool in = down_smem(a, dgrid, ring, true) <= MR_SMEM_MAX;
+        const dim3 block(MR_WARPS * 32);
+        const uint32_t su = up_smem(a, ring), sd = down_smem(a, dgrid, ring, in);
+        int e = ring == 5 ? launch(q, "moe", moe_rows_up<5>, dim3(grid), block, su, a)
+                          : launch(q, "moe", moe_rows_up<3>, dim3(grid), block, su, a);
         if (!e) {
-            e = one ? launch(q, "moe", moe_rows_down<true>, dim3(dgrid), dim3(MR_WARPS * 32),
-                             down_smem(a, dgrid, true), a)
-                    : launch(q, "moe", moe_rows_down<false>, dim3(dgrid), dim3(MR_WARPS * 32),
-                             down_smem(a, dgrid, false), a);
+            e = ring == 5 ? launch(q, "moe", moe_rows_down<5, true>, dim3(dgrid), block, sd, a)
+                : in      ? launch(q, "moe", moe_rows_down<3, true>, dim3(dgrid), block, sd, a)
+                          : launch(q, "moe", moe_rows_down<3, false>, dim3(dgrid), block, sd, a);
         }
         if (e) {
             return e;

@@ -12,7 +12,7 @@
 
 #include <stdlib.h>
 
-enum { KERN_GUARD = 256, KERN_MAX_BUFS = 160, KERN_MAX_OUTS = 12 };
+enum { KERN_GUARD = 256, KERN_MAX_BUFS = 200, KERN_MAX_OUTS = 12 };
 
 struct kern_out {
     const char *name;
