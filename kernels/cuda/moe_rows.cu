@@ -152,7 +152,7 @@ template <int NB> struct mr_side {
     uint32_t bs[NB];
     const uint8_t *q[2];
     uint32_t qs[2];
-    bool q_bf16;
+    bool q_bf16[2];
 };
 
 __device__ __forceinline__ float mr_block_scale(const uint8_t *q, uint32_t i, bool bf16)
@@ -195,8 +195,8 @@ __device__ __forceinline__ void mr_step(float (&acc)[NB][4], uint8_t tf, const u
         float part[NB][4] = {};
         float s0 = 1.0f, s1 = 1.0f, m0 = 1.0f, m1 = 1.0f;
         if (tf == TF_BLOCK) {
-            s0 = mr_block_scale(x.q[0], (x.qs[0] + s) / 2, x.q_bf16);
-            s1 = mr_block_scale(x.q[1], (x.qs[1] + s) / 2, x.q_bf16);
+            s0 = mr_block_scale(x.q[0], (x.qs[0] + s) / 2, x.q_bf16[0]);
+            s1 = mr_block_scale(x.q[1], (x.qs[1] + s) / 2, x.q_bf16[1]);
         } else if (tf == TF_MX) {
             m0 = e8m0_f(__ldg(x.q[0] + (x.qs[0] + s) * 2 + t / 2));
             m1 = e8m0_f(__ldg(x.q[1] + (x.qs[1] + s) * 2 + t / 2));
@@ -478,11 +478,13 @@ __device__ __forceinline__ void mr_up_phase(const mr_args &a, mr_up_ctx<R> &x, m
             side.b[0] = x.xs + c.item[g < c.n ? g : 0] / k1 * a.x_col;
             side.bs[0] = s0;
             side.qs[0] = side.qs[1] = s0;
-            side.q_bf16 = m->w.scale_bf16;
             if (tf == TF_BLOCK || tf == TF_MX) {
                 const uint32_t r = tile * 8 + g < job.rows ? tile * 8 + g : job.rows - 1;
-                side.q[0] = mr_scale_row(m[0], r);
-                side.q[1] = mr_scale_row(m[1], r);
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    side.q[i] = mr_scale_row(m[i], r);
+                    side.q_bf16[i] = m[i].w.scale_bf16;
+                }
             }
             mr_run<R, 1, true>(acc, ring, job, tf, side, n, lane);
         }
@@ -805,13 +807,13 @@ __device__ __forceinline__ void mr_down_task(mr_ring<R, mr_down_job> &ring, cons
         side.bs[n] = (mine || (!other && !n) ? first.seg : seg1) * d.per;
     }
     const mr_down_job::block bl[2] = {job.of(t, b0 + (lane >> 4)), job.of(t, b0 + 2 + (lane >> 4))};
-    side.q_bf16 = t.mat[first.e].w.scale_bf16;
     if (tf == TF_BLOCK || tf == TF_MX) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const uint32_t r = bl[i].row + (g & 3);
             side.q[i] = mr_scale_row(t.mat[bl[i].e], bl[i].empty ? 0 : r < job.hidden ? r : job.hidden - 1);
             side.qs[i] = bl[i].seg * d.per;
+            side.q_bf16[i] = t.mat[bl[i].e].w.scale_bf16;
         }
     }
     float acc[NB][4] = {};
