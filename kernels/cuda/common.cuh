@@ -68,8 +68,12 @@ static int launch_cluster(struct qx_queue *q, const char *name, void (*kernel)(P
             return qx_queue_fail(q, e, name);
         }
     }
-    cudaLaunchAttribute at[2];
+    cudaLaunchAttribute at[3];
     unsigned n = 0;
+    /* A multiprocessor changes how much of its memory is shared memory only when it is idle: kernels that
+     * are to overlap must ask for the same. */
+    at[n].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    at[n++].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
     at[n].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     at[n++].val.programmaticStreamSerializationAllowed = 1;
     if (cluster > 1) {

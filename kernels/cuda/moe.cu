@@ -1,5 +1,5 @@
-/* moe.cu: experts for few rows, inputs kept to f32 (with bf16 inputs: moe_rows.cu). One launch multiplies with gate and up of every picked expert
- * and of the shared one and leaves silu(gate) * up, split for the tensor cores, in the workspace; one
+/* moe.cu: experts for few rows, inputs kept to f32 (with bf16 inputs: moe_rows.cu). One launch multiplies with
+ * gate and up of every picked expert and of the shared one and leaves silu(gate) * up, split for the tensor cores, in the workspace; one
  * multiplies with down, weights, and adds up. Rows of a step that picked the same expert share its weights;
  * a row's sums do not depend on that. */
 #include "moe.cuh"
@@ -403,7 +403,7 @@ extern "C" int qx_cuda_moe(struct qx_queue *q, const struct qx_op_moe *o)
     if (o->k > MOE_MAX_K) {
         return qx_queue_refuse(q, "moe", "more than 15 experts a token");
     }
-    if (!o->prompt && qx_moe_rows_fit(q, o)) {
+    if (qx_moe_rows_fit(q, o)) {
         return qx_moe_rows(q, o);
     }
     moe_args a = {};

@@ -29,7 +29,22 @@ struct mr_mat {
 
 struct mr_cols {
     uint8_t n, item[8]; /* row * (k + 1) + slot */
+    uint8_t row[8];
     uint8_t pad[3];
+};
+
+/* Division by a number known late, exact for x * d below 2^32. */
+struct mr_by {
+    uint32_t d, r;
+    __device__ __forceinline__ void set(uint32_t v)
+    {
+        d = v;
+        r = v > 1 ? 0xffffffffu / v + 1 : 0;
+    }
+    __device__ __forceinline__ uint32_t div(uint32_t x) const
+    {
+        return r ? __umulhi(x, r) : x;
+    }
 };
 
 struct mr_args {
@@ -316,6 +331,7 @@ __device__ void mr_unique(const mr_args &a, int32_t *ex, uint8_t *rank, mr_cols 
             uniq[tid] = __ldcg(a.expert + tid);
             cols[tid].n = 1;
             cols[tid].item[0] = (uint8_t)tid;
+            cols[tid].row[0] = 0;
         }
         *n_uniq = items;
         __syncthreads();
@@ -358,6 +374,7 @@ __device__ void mr_unique(const mr_args &a, int32_t *ex, uint8_t *rank, mr_cols 
             r += before[w];
         }
         cols[r].item[c] = (uint8_t)(m * (a.k + 1) + (tid - row0));
+        cols[r].row[c] = (uint8_t)m;
         atomicAdd(&count[r], 1u);
         if (fresh) {
             uniq[r] = e;
@@ -377,15 +394,16 @@ __device__ void mr_unique(const mr_args &a, int32_t *ex, uint8_t *rank, mr_cols 
 
 struct mr_up_job {
     const mr_mat *mat; /* gate and up of one expert after the other */
-    uint32_t parts, tiles, rows, k, block, grid;
+    mr_by parts, tiles;
+    uint32_t rows, k, block, grid;
 
     /* Tile of the task: expert, tile, part. */
     __device__ __forceinline__ void where(uint32_t task, uint32_t &e, uint32_t &tile, uint32_t &part) const
     {
-        const uint32_t j = task / parts, u = block + j * grid;
-        part = task - j * parts;
-        e = u / tiles;
-        tile = u - e * tiles;
+        const uint32_t j = parts.div(task), u = block + j * grid;
+        part = task - j * parts.d;
+        e = tiles.div(u);
+        tile = u - e * tiles.d;
     }
     __device__ __forceinline__ void feed(uint32_t task, mr_feed &f, uint32_t lane) const
     {
@@ -429,14 +447,14 @@ template <int R> struct mr_up_ctx {
 
 /* Sums of a matrix of no fast format: 16 rows, n columns. */
 __device__ __noinline__ float4 mr_up_plain(const mr_mat *m, uint32_t tile, uint32_t rows, uint32_t k,
-                                           const uint8_t *xs, uint32_t x_col, const mr_cols &c, uint32_t k1)
+                                           const uint8_t *xs, uint32_t x_col, const mr_cols &c)
 {
     const uint32_t lane = threadIdx.x & 31;
     float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     for (uint32_t r = 0; r < 16; ++r) {
         const uint32_t at = tile * 8 + (r & 7);
         for (uint32_t j = 0; j < c.n && at < rows; ++j) {
-            const uint8_t *x = xs + c.item[j] / k1 * x_col;
+            const uint8_t *x = xs + c.row[j] * x_col;
             float s = 0.0f;
             for (uint32_t i = lane; i < k; i += 32) {
                 s = fmaf(weight_at(m[r >> 3].w, at, i), mr_col_at<true>(x, i), s);
@@ -456,7 +474,7 @@ __device__ __forceinline__ void mr_up_phase(const mr_args &a, mr_up_ctx<R> &x, m
                                             const mr_up_job &job, const mr_cols *cols, uint32_t n_tasks,
                                             uint32_t warp, uint32_t lane)
 {
-    const uint32_t g = lane >> 2, q = lane & 3, k1 = a.k + 1;
+    const uint32_t g = lane >> 2, q = lane & 3;
 #pragma unroll 1
     for (uint32_t task = warp; task < n_tasks; task += MR_WARPS) {
         uint32_t e, tile, part;
@@ -470,12 +488,12 @@ __device__ __forceinline__ void mr_up_phase(const mr_args &a, mr_up_ctx<R> &x, m
         const mr_cols &c = cols[e];
         float acc[1][4] = {};
         if (tf == TF_GEN) {
-            const float4 v = mr_up_plain(m, tile, job.rows, job.k, x.xs, a.x_col, c, k1);
+            const float4 v = mr_up_plain(m, tile, job.rows, job.k, x.xs, a.x_col, c);
             acc[0][0] = v.x, acc[0][1] = v.y, acc[0][2] = v.z, acc[0][3] = v.w;
         } else {
             const uint32_t s0 = part * d.per, n = d.steps - s0 < d.per ? d.steps - s0 : d.per;
             mr_side<1> side = {};
-            side.b[0] = x.xs + c.item[g < c.n ? g : 0] / k1 * a.x_col;
+            side.b[0] = x.xs + c.row[g < c.n ? g : 0] * a.x_col;
             side.bs[0] = s0;
             side.qs[0] = side.qs[1] = s0;
             if (tf == TF_BLOCK || tf == TF_MX) {
@@ -489,7 +507,7 @@ __device__ __forceinline__ void mr_up_phase(const mr_args &a, mr_up_ctx<R> &x, m
             mr_run<R, 1, true>(acc, ring, job, tf, side, n, lane);
         }
         /* the place for a warp's part is free when its last tile has been summed */
-        const uint32_t unit = x.units_done + task / job.parts;
+        const uint32_t unit = x.units_done + job.parts.div(task);
         if (x.prev) {
             volatile uint32_t *gen = &x.sh->gen[(x.prev - 1) & (MR_UNITS - 1)];
             while (*gen != (x.prev - 1) / MR_UNITS + 1) {
@@ -583,6 +601,7 @@ template <int R> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
         cols[0].n = (uint8_t)a.m_rows;
         for (uint32_t m = 0; m < a.m_rows; ++m) {
             cols[0].item[m] = (uint8_t)(m * (a.k + 1) + a.k);
+            cols[0].row[m] = (uint8_t)m;
         }
         sh.parts = 1;
         job.mat = mat;
@@ -590,13 +609,13 @@ template <int R> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
         job.k = a.hidden;
         job.block = blockIdx.x;
         job.grid = gridDim.x;
-        job.tiles = (a.s_inter + 7) / 8;
-        job.parts = mr_divide(mat[0].tf, a.hidden, MR_WARPS).parts;
+        job.tiles.set((a.s_inter + 7) / 8);
+        job.parts.set(mr_divide(mat[0].tf, a.hidden, MR_WARPS).parts);
     }
     __syncthreads();
-    uint32_t units = blockIdx.x < job.tiles ? (job.tiles - blockIdx.x - 1) / gridDim.x + 1 : 0;
+    uint32_t units = blockIdx.x < job.tiles.d ? (job.tiles.d - blockIdx.x - 1) / gridDim.x + 1 : 0;
     mr_ring<R, mr_up_job> ring;
-    ring.begin(job, x.ring, warp, units * job.parts, lane);
+    ring.begin(job, x.ring, warp, units * job.parts.d, lane);
     {
         /* the experts' descriptors, cold since the last step, to the L2 */
         const uint32_t lines = (uint32_t)((a.n_experts * sizeof(struct qx_weight) + 127) / 128);
@@ -612,7 +631,7 @@ template <int R> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
     }
     mr_stage_x(a, x.xs);
     __syncthreads();
-    mr_up_phase<R>(a, x, ring, job, cols, units * job.parts, warp, lane);
+    mr_up_phase<R>(a, x, ring, job, cols, units * job.parts.d, warp, lane);
     x.units_done = units;
     /* the shared expert's gate, a row a block from the last on: f32 */
     for (uint32_t m = gridDim.x - 1 - blockIdx.x; m < a.m_rows; m += gridDim.x) {
@@ -677,15 +696,15 @@ template <int R> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
         /* from the last block on: the first have the shared expert's tiles */
         job.block = gridDim.x - 1 - blockIdx.x;
         job.rows = a.inter;
-        job.tiles = (a.inter + 7) / 8;
-        job.parts = sh.parts;
+        job.tiles.set((a.inter + 7) / 8);
+        job.parts.set(sh.parts);
     }
     __syncthreads();
-    const uint32_t total = n_uniq * job.tiles;
+    const uint32_t total = n_uniq * job.tiles.d;
     units = job.block < total ? (total - job.block - 1) / gridDim.x + 1 : 0;
     cp_wait<0>();
-    ring.begin(job, x.ring, warp, units * job.parts, lane);
-    mr_up_phase<R>(a, x, ring, job, cols, units * job.parts, warp, lane);
+    ring.begin(job, x.ring, warp, units * job.parts.d, lane);
+    mr_up_phase<R>(a, x, ring, job, cols, units * job.parts.d, warp, lane);
 }
 
 /* ---- down ---- */
@@ -695,7 +714,8 @@ template <int R> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
 struct mr_list {
     const mr_mat *mat;
     const mr_cols *cols;
-    uint32_t n_mat, nb, k, sp;
+    uint32_t n_mat, k;
+    mr_by nb, sp;
 };
 
 struct mr_down_job {
@@ -710,9 +730,9 @@ struct mr_down_job {
     __device__ __forceinline__ block of(const mr_list &t, uint32_t b) const
     {
         block r;
-        const uint32_t s = b / t.nb, quad = b - s * t.nb;
-        r.e = s / t.sp;
-        r.seg = s - r.e * t.sp;
+        const uint32_t s = t.nb.div(b), quad = b - s * t.nb.d;
+        r.e = t.sp.div(s);
+        r.seg = s - r.e * t.sp.d;
         r.row = d0 + quad * 4;
         r.empty = r.e >= t.n_mat || quad >= nq;
         r.e = r.empty ? 0 : r.e;
@@ -727,7 +747,7 @@ struct mr_down_job {
         if (tf == TF_GEN) {
             return;
         }
-        const mr_div d = mr_divide(tf, t.k, t.sp);
+        const mr_div d = mr_divide(tf, t.k, t.sp.d);
         f.end = d.per;
         f.s = nullptr;
 #pragma unroll
@@ -750,9 +770,9 @@ struct mr_down_job {
 struct mr_down_out {
     float *res;  /* [row * k + slot][rd], then [row][sp][rd] of the shared expert */
     uint32_t rd, k, items, sp;
-    __device__ __forceinline__ float *at(uint32_t item, uint32_t seg) const
+    __device__ __forceinline__ float *at(uint32_t item, uint32_t m, uint32_t seg) const
     {
-        const uint32_t m = item / (k + 1), slot = item - m * (k + 1);
+        const uint32_t slot = item - m * (k + 1);
         return res + (slot < k ? m * k + slot : items + m * sp + seg) * rd;
     }
 };
@@ -777,7 +797,7 @@ __device__ __noinline__ void mr_down_plain(const mr_down_job &job, const mr_list
             }
             s = warp_sum(s);
             if (lane == 0) {
-                out.at(c.item[j], b.seg)[row - job.d0] = s;
+                out.at(c.item[j], c.row[j], b.seg)[row - job.d0] = s;
             }
         }
     }
@@ -791,10 +811,11 @@ __device__ __forceinline__ void mr_down_task(mr_ring<R, mr_down_job> &ring, cons
     const uint32_t g = lane >> 2, q = lane & 3;
     const mr_down_job::block first = job.of(t, b0);
     const uint8_t tf = t.mat[first.e].tf;
-    const mr_div d = mr_divide(tf, t.k, t.sp);
-    const bool two = (b0 + 3) / t.nb != b0 / t.nb && (b0 + 3) / t.nb < t.n_mat * t.sp;
-    const mr_cols &c0 = t.cols[first.e], &c1 = t.cols[two ? (b0 + 3) / t.nb / t.sp : first.e];
-    const uint32_t seg1 = two ? (b0 + 3) / t.nb % t.sp : first.seg;
+    const mr_div d = mr_divide(tf, t.k, t.sp.d);
+    const uint32_t s0 = t.nb.div(b0), s1 = t.nb.div(b0 + 3);
+    const bool two = s1 != s0 && s1 < t.n_mat * t.sp.d;
+    const mr_cols &c0 = t.cols[first.e], &c1 = t.cols[two ? t.sp.div(s1) : first.e];
+    const uint32_t seg1 = two ? s1 - t.sp.div(s1) * t.sp.d : first.seg;
     const uint32_t n0 = c0.n, n1 = two ? c1.n : 0;
     mr_side<NB> side = {};
 #pragma unroll
@@ -823,7 +844,7 @@ __device__ __forceinline__ void mr_down_task(mr_ring<R, mr_down_job> &ring, cons
         if (bl[i].empty) {
             continue;
         }
-        const bool second = two && (b0 + 2 * i + (lane >> 4)) / t.nb != b0 / t.nb;
+        const bool second = two && t.nb.div(b0 + 2 * i + (lane >> 4)) != s0;
         const uint32_t at = bl[i].row + (g & 3) - job.d0;
         const float f = t.mat[bl[i].e].factor;
         const mr_cols &c = second ? c1 : c0;
@@ -832,7 +853,7 @@ __device__ __forceinline__ void mr_down_task(mr_ring<R, mr_down_job> &ring, cons
             const uint32_t col = 2 * q + z, j = NB == 1 && second ? col - n0 : col;
             if (j < c.n) {
                 const float v = NB == 2 && second ? acc[NB - 1][2 * i + z] : acc[0][2 * i + z];
-                out.at(c.item[j], bl[i].seg)[at] = f * v;
+                out.at(c.item[j], c.row[j], bl[i].seg)[at] = f * v;
             }
         }
     }
@@ -863,6 +884,7 @@ template <int R, bool SHARED> __global__ void __launch_bounds__(MR_WARPS * 32, 2
         cols[0].n = (uint8_t)a.m_rows;
         for (uint32_t m = 0; m < a.m_rows; ++m) {
             cols[0].item[m] = (uint8_t)(m * (a.k + 1) + a.k);
+            cols[0].row[m] = (uint8_t)m;
         }
         mixed = 0;
     }
@@ -887,23 +909,23 @@ template <int R, bool SHARED> __global__ void __launch_bounds__(MR_WARPS * 32, 2
         job.l[0].mat = mat;
         job.l[0].cols = cols;
         job.l[0].n_mat = 1;
-        job.l[0].nb = nb;
+        job.l[0].nb.set(nb);
         job.l[0].k = a.s_inter;
-        job.l[0].sp = mr_segments(mat[0].tf, a.s_inter);
+        job.l[0].sp.set(mr_segments(mat[0].tf, a.s_inter));
         job.l[1].mat = mat + 1;
         job.l[1].cols = cols + 1;
         job.l[1].n_mat = n_uniq;
-        job.l[1].nb = mixed ? nb4 : nb;
+        job.l[1].nb.set(mixed ? nb4 : nb);
         job.l[1].k = a.inter;
-        job.l[1].sp = 1;
-        job.first = (job.l[0].sp * nb + 3) / 4;
+        job.l[1].sp.set(1);
+        job.first = (job.l[0].sp.d * nb + 3) / 4;
     }
     __syncthreads();
-    const uint32_t n_tasks = job.first + (n_uniq * job.l[1].nb + 3) / 4;
+    const uint32_t n_tasks = job.first + (n_uniq * job.l[1].nb.d + 3) / 4;
     out.rd = (quads / gridDim.x + 1) * 4;
     out.k = a.k;
     out.items = items;
-    out.sp = job.l[0].sp;
+    out.sp = job.l[0].sp.d;
     mr_ring<R, mr_down_job> ring;
     ring.begin(job, (uint8_t *)sm4 + warp * (R * MR_STEP), warp, n_tasks, lane);
     pdl_wait();
@@ -919,10 +941,11 @@ template <int R, bool SHARED> __global__ void __launch_bounds__(MR_WARPS * 32, 2
     for (uint32_t task = warp; task < n_tasks; task += MR_WARPS) {
         const mr_list &t = job.l[task >= job.first];
         const uint32_t b0 = 4 * (task >= job.first ? task - job.first : task);
-        const uint32_t e0 = job.of(t, b0).e, s1 = (b0 + 3) / t.nb;
+        const uint32_t e0 = job.of(t, b0).e, s1 = t.nb.div(b0 + 3);
         if (t.mat[e0].tf == TF_GEN) {
             mr_down_plain(job, t, b0, a.hs, a.h_col, out);
-        } else if (s1 == b0 / t.nb || s1 >= t.n_mat * t.sp || t.cols[e0].n + t.cols[s1 / t.sp].n <= 8) {
+        } else if (s1 == t.nb.div(b0) || s1 >= t.n_mat * t.sp.d ||
+                   t.cols[e0].n + t.cols[t.sp.div(s1)].n <= 8) {
             mr_down_task<R, 1, SHARED>(ring, job, t, b0, h, a.h_col, out, lane);
         } else {
             mr_down_task<R, 2, SHARED>(ring, job, t, b0, h, a.h_col, out, lane);
