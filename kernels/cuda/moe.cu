@@ -17,6 +17,7 @@ struct moe_args {
     tile_w s_gate, s_up, s_down, s_vec;
     uint4 *hs;               /* [row of the launch, k + 1, 3, kpad / 8] units */
     float *sg;               /* [row of the launch] sigmoid of the shared gate */
+    bool act_bf16;
     float *y;
 };
 
@@ -51,10 +52,11 @@ __device__ __forceinline__ void moe_find(moe_cols &c, const int32_t *ex, uint32_
 struct src_moe {
     const float *x;
     uint32_t hidden;
+    bool act_bf16;
     const moe_cols *c;
     __device__ __forceinline__ void load8(uint32_t m, uint32_t k, float (&v)[8]) const
     {
-        const src_rows s = {x + (uint64_t)c->row[m] * hidden, hidden, hidden};
+        const src_rows s = {x + (uint64_t)c->row[m] * hidden, hidden, hidden, act_bf16};
         s.load8(0, k, v);
     }
 };
@@ -172,7 +174,7 @@ template <int NB> __global__ void __launch_bounds__(256, NB == 1 ? 3 : 2) moe_up
     const tile_split sp = tile_divide(fmt, a.hidden, 4);
     const bool work = warp % 4 < sp.parts;
     const uint32_t row = work ? tile * 16 : w.w.rows;
-    const src_moe src = {x, a.hidden, &cols};
+    const src_moe src = {x, a.hidden, a.act_bf16, &cols};
     auto ready = [&]() { pdl_next(); };
     QX_TILE_SWITCH(F, fmt,
                    tile_run<F, NB>(red + warp * (16 * NB * 8), w, sp, row, (warp % 4) % sp.parts, src, cols.n,
@@ -192,6 +194,7 @@ template <int NB> __global__ void __launch_bounds__(256, NB == 1 ? 3 : 2) moe_up
             const float g = f0 * tile_result<NB>(red, sp.parts, rr, c);
             const float u = f1 * tile_result<NB>(red + 4 * (16 * NB * 8), sp.parts, rr, c);
             h = silu_f(g) * u;
+            h = a.act_bf16 ? bf16_f(to_bf16(h)) : h;
         }
         uint16_t *d = (uint16_t *)(a.hs + ((uint64_t)(m0 + cols.row[c]) * (a.k + 1) + cols.slot[c]) * 3 * hp);
         const uint32_t p = elem_pos(fdown, at);
@@ -403,12 +406,14 @@ extern "C" int qx_cuda_moe(struct qx_queue *q, const struct qx_op_moe *o)
     if (o->k > MOE_MAX_K) {
         return qx_queue_refuse(q, "moe", "more than 15 experts a token");
     }
-    if (qx_moe_rows_fit(q, o)) {
-        return qx_moe_rows(q, o);
+    const int rows = qx_moe_rows(q, o);
+    if (rows <= 0) {
+        return rows;
     }
     moe_args a = {};
     a.n_rows = o->n_rows;
     a.k = o->k;
+    a.act_bf16 = o->act_bf16;
     a.hidden = o->experts.hidden;
     a.inter = o->experts.inter;
     a.s_inter = o->s_inter;

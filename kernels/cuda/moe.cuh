@@ -6,8 +6,7 @@
 
 #define MOE_MAX_K 15
 
-/* Rows of decoding with bf16 inputs (moe_rows.cu): whether the shapes fit, and the op. */
-bool qx_moe_rows_fit(struct qx_queue *q, const struct qx_op_moe *o);
+/* Rows of decoding with bf16 inputs (moe_rows.cu); 1: not for these formats and shapes. */
 int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o);
 
 #endif

@@ -21,12 +21,6 @@
 #define MR_PER 5u     /* steps of a part */
 #define MR_UNITS 64u  /* tiles whose parts may be outstanding; a power of two */
 
-struct mr_mat {
-    struct qx_weight w;
-    float factor; /* of the sums */
-    uint8_t tf, pad[3];
-};
-
 struct mr_cols {
     uint8_t n, item[8]; /* row * (k + 1) + slot */
     uint8_t row[8];
@@ -47,9 +41,25 @@ struct mr_by {
     }
 };
 
+/* How the columns of a matrix are cut, the same for all of a list. */
+struct mr_cut {
+    uint32_t k, bytes, s_bytes; /* columns; bytes of a row and of its block scales in the ring (NVFP4) */
+    uint32_t per, parts;        /* steps of a part, parts */
+    uint8_t tf;
+};
+
+struct mr_mat {
+    const uint8_t *codes, *scale;
+    float factor; /* of the sums */
+    uint32_t row0;
+    uint8_t scale_bf16, pad[7];
+};
+
 struct mr_args {
     uint32_t m_rows, k, hidden, inter, s_inter, n_experts;
     uint32_t x_col, h_col; /* bytes from column to column */
+    mr_cut up_s, up_r, down_s, down_r; /* of the shared expert and of the picked ones */
+    mr_by parts_s, parts_r, tiles_s, tiles_r; /* of the tasks of gate and up */
     bool early;
     const float *m, *weight;
     const int32_t *expert;
@@ -101,51 +111,6 @@ template <int N> __device__ __forceinline__ void cp_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-
-/* What a lane copies next: chunk t of rows g and g + 8, and lanes below 16 the scales of row `lane`. */
-struct mr_feed {
-    const uint8_t *c[2], *s;
-    int32_t left[2]; /* bytes of the row from the lane's chunk on */
-    uint32_t at, end;
-};
-
-/* A warp's ring. Each consumed step is one produced step, empty when the tasks are all in. */
-template <int R, class Job> struct mr_ring {
-    uint8_t *base;
-    uint32_t rd, wr, next, n;
-    mr_feed f;
-
-    __device__ __forceinline__ void produce(const Job &job, uint32_t lane)
-    {
-        while (f.at == f.end && next < n) {
-            job.feed(next, f, lane);
-            next += MR_WARPS;
-        }
-        if (f.at < f.end) {
-            const uint32_t d = (uint32_t)__cvta_generic_to_shared(base) + wr * MR_STEP, off = f.at * 64;
-            cp16(d + lane * 16, f.c[0] + off, (int32_t)off < f.left[0]);
-            cp16(d + 512 + lane * 16, f.c[1] + off, (int32_t)off < f.left[1]);
-            if (f.s && lane < 16) {
-                cp8(d + 1024 + lane * 8, f.s + f.at * 8);
-            }
-            ++f.at;
-        }
-        cp_commit();
-        wr = wr + 1 == R ? 0 : wr + 1;
-    }
-    __device__ __forceinline__ void begin(const Job &job, uint8_t *b, uint32_t first, uint32_t tasks, uint32_t lane)
-    {
-        base = b;
-        rd = wr = 0;
-        next = first;
-        n = tasks;
-        f.at = f.end = 0;
-#pragma unroll 1
-        for (int i = 0; i < R; ++i) {
-            produce(job, lane);
-        }
-    }
-};
 
 /* ---- one step: 16 rows x 64 bytes of codes with NB blocks of 8 columns ---- */
 
@@ -241,9 +206,63 @@ __device__ __forceinline__ void mr_step(float (&acc)[NB][4], uint8_t tf, const u
     }
 }
 
+/* ---- asynchronous copies: a warp's ring ---- */
+
+/* What a lane copies next: chunk t of rows g and g + 8, and lanes below 16 the scales of row `lane`. */
+struct mr_feed {
+    const uint8_t *c[2], *s; /* s NULL: no scales */
+    int32_t left[2];         /* bytes of the row from the lane's chunk on; not kept with FAST */
+    uint32_t n;              /* steps */
+};
+
+/* Each consumed step is one produced step, empty when the tasks are all in. FAST: rows are whole steps. */
+template <int R, bool FAST, class Job> struct mr_ring {
+    uint8_t *base;
+    uint32_t rd, wr, next, n;
+    mr_feed f;
+
+    __device__ __forceinline__ void produce(const Job &job, uint32_t lane)
+    {
+        if (f.n == 0 && next < n) {
+            job.feed(next, f, lane);
+            next += MR_WARPS;
+        }
+        if (f.n) {
+            const uint32_t d = (uint32_t)__cvta_generic_to_shared(base) + wr * MR_STEP;
+            cp16(d + lane * 16, f.c[0], FAST || f.left[0] > 0);
+            cp16(d + 512 + lane * 16, f.c[1], FAST || f.left[1] > 0);
+            f.c[0] += 64;
+            f.c[1] += 64;
+            if (!FAST) {
+                f.left[0] -= 64;
+                f.left[1] -= 64;
+            }
+            if (f.s) {
+                cp8(d + 1024 + lane * 8, f.s);
+                f.s += 8;
+            }
+            --f.n;
+        }
+        cp_commit();
+        wr = wr + 1 == R ? 0 : wr + 1;
+    }
+    __device__ __forceinline__ void begin(const Job &job, uint8_t *b, uint32_t first, uint32_t tasks, uint32_t lane)
+    {
+        base = b;
+        rd = wr = 0;
+        next = first;
+        n = tasks;
+        f.n = 0;
+#pragma unroll 1
+        for (int i = 0; i < R; ++i) {
+            produce(job, lane);
+        }
+    }
+};
+
 /* n steps of the ring. */
-template <int R, int NB, bool SHARED, class Job>
-__device__ __forceinline__ void mr_run(float (&acc)[NB][4], mr_ring<R, Job> &ring, const Job &job, uint8_t tf,
+template <int R, bool FAST, int NB, bool SHARED, class Job>
+__device__ __forceinline__ void mr_run(float (&acc)[NB][4], mr_ring<R, FAST, Job> &ring, const Job &job, uint8_t tf,
                                        const mr_side<NB> &x, uint32_t n, uint32_t lane)
 {
 #pragma unroll 1
@@ -253,7 +272,11 @@ __device__ __forceinline__ void mr_run(float (&acc)[NB][4], mr_ring<R, Job> &rin
         const uint8_t *p = ring.base + ring.rd * MR_STEP;
         ring.rd = ring.rd + 1 == R ? 0 : ring.rd + 1;
         const uint4 a0 = *(const uint4 *)(p + lane * 16), a1 = *(const uint4 *)(p + 512 + lane * 16);
-        const uint32_t e0 = *(const uint16_t *)(p + 1024 + lane * 2), e1 = *(const uint16_t *)(p + 1088 + lane * 2);
+        uint32_t e0 = 0, e1 = 0;
+        if (tf == TF_NV) {
+            e0 = *(const uint16_t *)(p + 1024 + lane * 2);
+            e1 = *(const uint16_t *)(p + 1088 + lane * 2);
+        }
         __syncwarp();
         ring.produce(job, lane);
         mr_step<NB, SHARED>(acc, tf, a0, a1, e0, e1, x, s, lane);
@@ -262,62 +285,20 @@ __device__ __forceinline__ void mr_run(float (&acc)[NB][4], mr_ring<R, Job> &rin
 
 /* ---- matrices ---- */
 
-__device__ __forceinline__ void mr_fill(mr_mat &m, const struct qx_weight &w, uint32_t k)
+__device__ __forceinline__ void mr_fill(mr_mat &m, const struct qx_weight &w)
 {
-    m.w = w;
-    uint8_t f = tile_format(w, 0, k);
-    if (f == TF_NV && (w.cols % 128 != 0 || ((uintptr_t)w.scale & 7) != 0)) {
-        f = TF_GEN;
-    }
-    m.tf = f;
-    m.factor = f == TF_NV ? w.global * 0x1p26f : f == TF_FP8 ? w.global : 1.0f;
+    m.codes = (const uint8_t *)w.codes;
+    m.scale = (const uint8_t *)w.scale;
+    m.factor = w.fmt == QX_W_NVFP4 ? w.global * 0x1p26f : w.fmt == QX_W_FP8 ? w.global : 1.0f;
+    m.row0 = w.row0;
+    m.scale_bf16 = w.scale_bf16;
 }
 
-struct mr_div {
-    uint32_t steps, per, parts;
-};
-/* Columns in at most max_parts parts. */
-__device__ __forceinline__ mr_div mr_divide(uint8_t tf, uint32_t k, uint32_t max_parts)
+/* The scale row of formats whose scales do not go through the ring. */
+__device__ __forceinline__ const uint8_t *mr_scale_row(const mr_mat &m, const mr_cut &c, uint32_t r)
 {
-    mr_div d;
-    d.steps = (k + tf_kb(tf) - 1) / tf_kb(tf);
-    if (tf == TF_GEN) {
-        d.per = d.steps;
-        d.parts = 1;
-        return d;
-    }
-    d.per = (d.steps + max_parts - 1) / max_parts;
-    d.per = d.per < MR_PER ? MR_PER : d.per;
-    d.per = d.per < d.steps ? d.per : d.steps;
-    d.parts = (d.steps + d.per - 1) / d.per;
-    return d;
-}
-
-/* Columns in as many equal segments as there may be, at most 4, none below MR_PER steps. */
-__device__ __forceinline__ uint32_t mr_segments(uint8_t tf, uint32_t k)
-{
-    const uint32_t steps = (k + tf_kb(tf) - 1) / tf_kb(tf);
-    for (uint32_t n = 4; n > 1 && tf != TF_GEN; --n) {
-        if (steps % n == 0 && steps / n >= MR_PER) {
-            return n;
-        }
-    }
-    return 1;
-}
-
-__device__ __forceinline__ const uint8_t *mr_scale_row(const mr_mat &m, uint32_t r)
-{
-    const struct qx_weight &w = m.w;
-    return (const uint8_t *)w.scale +
-           (m.tf == TF_BLOCK
-                ? (uint64_t)((w.row0 + r) / 128) * ((w.cols + 127) / 128) * (w.scale_bf16 ? 2 : 4)
-                : (uint64_t)r * (w.cols / (m.tf == TF_NV ? 16 : 32)));
-}
-
-template <bool SHARED> __device__ __forceinline__ float mr_col_at(const uint8_t *col, uint32_t k)
-{
-    const uint16_t *p = (const uint16_t *)(col + mr_elem(k));
-    return bf16_f(SHARED ? *p : __ldcg(p));
+    return m.scale + (c.tf == TF_BLOCK ? (uint64_t)((m.row0 + r) / 128) * ((c.k + 127) / 128) * (m.scale_bf16 ? 2 : 4)
+                                       : (uint64_t)r * (c.k / 32));
 }
 
 /* The experts a step picked, each once, in the order of their first row, and the rows' columns. All threads;
@@ -392,52 +373,56 @@ __device__ void mr_unique(const mr_args &a, int32_t *ex, uint8_t *rank, mr_cols 
 
 /* ---- gate and up ---- */
 
-struct mr_up_job {
+template <bool FAST, bool ROUTED> struct mr_up_job {
+    const mr_args &a;
     const mr_mat *mat; /* gate and up of one expert after the other */
-    mr_by parts, tiles;
-    uint32_t rows, k, block, grid;
+    uint32_t block;
 
+    __device__ __forceinline__ const mr_cut &cut() const
+    {
+        return ROUTED ? a.up_r : a.up_s;
+    }
     /* Tile of the task: expert, tile, part. */
     __device__ __forceinline__ void where(uint32_t task, uint32_t &e, uint32_t &tile, uint32_t &part) const
     {
-        const uint32_t j = parts.div(task), u = block + j * grid;
+        const mr_by &parts = ROUTED ? a.parts_r : a.parts_s, &tiles = ROUTED ? a.tiles_r : a.tiles_s;
+        const uint32_t j = parts.div(task), u = block + j * gridDim.x;
         part = task - j * parts.d;
-        e = tiles.div(u);
+        e = ROUTED ? tiles.div(u) : 0;
         tile = u - e * tiles.d;
+    }
+    __device__ __forceinline__ uint32_t steps(uint32_t part) const
+    {
+        const mr_cut &c = cut();
+        const uint32_t left = (c.bytes + 63) / 64 - part * c.per;
+        return FAST || left > c.per ? c.per : left;
     }
     __device__ __forceinline__ void feed(uint32_t task, mr_feed &f, uint32_t lane) const
     {
         uint32_t e, tile, part;
         where(task, e, tile, part);
+        const mr_cut &c = cut();
         const mr_mat *m = mat + 2 * e;
-        const uint8_t tf = m->tf;
-        const mr_div d = mr_divide(tf, k, MR_WARPS);
-        f.at = f.end = 0;
-        if (tf == TF_GEN || part >= d.parts) {
-            return;
-        }
-        const uint32_t s0 = part * d.per, bytes = (uint32_t)weight_row_bytes(m->w.fmt, k);
-        f.end = d.steps - s0 < d.per ? d.steps - s0 : d.per;
-        const uint32_t r0 = tile * 8 + (lane >> 2), r = r0 < rows ? r0 : rows - 1, off = s0 * 64 + (lane & 3) * 16;
+        const uint32_t r = tile * 8 + (lane >> 2), off = part * c.per * 64 + (lane & 3) * 16;
+        f.n = steps(part);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            f.c[i] = (const uint8_t *)m[i].w.codes + (uint64_t)r * bytes + off;
-            f.left[i] = (int32_t)bytes - (int32_t)off;
+            f.c[i] = m[i].codes + ((uint64_t)r * c.bytes + off);
+            f.left[i] = (int32_t)c.bytes - (int32_t)off;
         }
         f.s = nullptr;
-        if (tf == TF_NV) {
-            const uint32_t q0 = tile * 8 + (lane & 7), q = q0 < rows ? q0 : rows - 1;
-            f.s = mr_scale_row(m[(lane >> 3) & 1], q) + s0 * 8;
+        if ((FAST ? ROUTED : c.tf == TF_NV) && lane < 16) {
+            f.s = m[lane >> 3].scale + ((uint64_t)(tile * 8 + (lane & 7)) * c.s_bytes + part * c.per * 8);
         }
     }
 };
 
 struct mr_up_shared {
     uint32_t arrive[MR_UNITS], gen[MR_UNITS];
-    uint32_t n_uniq, parts;
+    uint32_t n_uniq;
 };
 
-template <int R> struct mr_up_ctx {
+struct mr_up_ctx {
     uint8_t *ring, *xs;
     float4 *part; /* [warp][lane] */
     mr_up_shared *sh;
@@ -445,69 +430,35 @@ template <int R> struct mr_up_ctx {
     uint32_t prev;       /* the warp's last tile + 1 */
 };
 
-/* Sums of a matrix of no fast format: 16 rows, n columns. */
-__device__ __noinline__ float4 mr_up_plain(const mr_mat *m, uint32_t tile, uint32_t rows, uint32_t k,
-                                           const uint8_t *xs, uint32_t x_col, const mr_cols &c)
-{
-    const uint32_t lane = threadIdx.x & 31;
-    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    for (uint32_t r = 0; r < 16; ++r) {
-        const uint32_t at = tile * 8 + (r & 7);
-        for (uint32_t j = 0; j < c.n && at < rows; ++j) {
-            const uint8_t *x = xs + c.row[j] * x_col;
-            float s = 0.0f;
-            for (uint32_t i = lane; i < k; i += 32) {
-                s = fmaf(weight_at(m[r >> 3].w, at, i), mr_col_at<true>(x, i), s);
-            }
-            s = warp_sum(s);
-            if (lane == (r & 7) * 4 + (j >> 1)) {
-                float *p = (r >> 3) ? ((j & 1) ? &v.w : &v.z) : ((j & 1) ? &v.y : &v.x);
-                *p = s;
-            }
-        }
-    }
-    return v;
-}
-
-template <int R>
-__device__ __forceinline__ void mr_up_phase(const mr_args &a, mr_up_ctx<R> &x, mr_ring<R, mr_up_job> &ring,
-                                            const mr_up_job &job, const mr_cols *cols, uint32_t n_tasks,
-                                            uint32_t warp, uint32_t lane)
+template <int R, bool FAST, bool ROUTED>
+__device__ __forceinline__ void mr_up_phase(const mr_args &a, mr_up_ctx &x,
+                                            mr_ring<R, FAST, mr_up_job<FAST, ROUTED>> &ring,
+                                            const mr_up_job<FAST, ROUTED> &job, const mr_cols *cols,
+                                            uint32_t n_tasks, uint32_t warp, uint32_t lane)
 {
     const uint32_t g = lane >> 2, q = lane & 3;
+    const mr_cut &c = job.cut();
+    const uint8_t tf = !FAST ? c.tf : ROUTED ? (uint8_t)TF_NV : (uint8_t)TF_BF16;
 #pragma unroll 1
     for (uint32_t task = warp; task < n_tasks; task += MR_WARPS) {
         uint32_t e, tile, part;
         job.where(task, e, tile, part);
         const mr_mat *m = job.mat + 2 * e;
-        const uint8_t tf = m->tf;
-        const mr_div d = mr_divide(tf, job.k, MR_WARPS);
-        if (part >= d.parts) {
-            continue;
-        }
-        const mr_cols &c = cols[e];
+        const mr_cols &col = cols[e];
         float acc[1][4] = {};
-        if (tf == TF_GEN) {
-            const float4 v = mr_up_plain(m, tile, job.rows, job.k, x.xs, a.x_col, c);
-            acc[0][0] = v.x, acc[0][1] = v.y, acc[0][2] = v.z, acc[0][3] = v.w;
-        } else {
-            const uint32_t s0 = part * d.per, n = d.steps - s0 < d.per ? d.steps - s0 : d.per;
-            mr_side<1> side = {};
-            side.b[0] = x.xs + c.row[g < c.n ? g : 0] * a.x_col;
-            side.bs[0] = s0;
-            side.qs[0] = side.qs[1] = s0;
-            if (tf == TF_BLOCK || tf == TF_MX) {
-                const uint32_t r = tile * 8 + g < job.rows ? tile * 8 + g : job.rows - 1;
+        mr_side<1> side = {};
+        side.b[0] = x.xs + col.row[g < col.n ? g : 0] * a.x_col;
+        side.bs[0] = side.qs[0] = side.qs[1] = part * c.per;
+        if (tf == TF_BLOCK || tf == TF_MX) {
 #pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    side.q[i] = mr_scale_row(m[i], r);
-                    side.q_bf16[i] = m[i].w.scale_bf16;
-                }
+            for (int i = 0; i < 2; ++i) {
+                side.q[i] = mr_scale_row(m[i], c, tile * 8 + g);
+                side.q_bf16[i] = m[i].scale_bf16;
             }
-            mr_run<R, 1, true>(acc, ring, job, tf, side, n, lane);
         }
+        mr_run<R, FAST, 1, true>(acc, ring, job, tf, side, job.steps(part), lane);
         /* the place for a warp's part is free when its last tile has been summed */
-        const uint32_t unit = x.units_done + job.parts.div(task);
+        const uint32_t parts = c.parts, unit = x.units_done + (ROUTED ? a.parts_r : a.parts_s).div(task);
         if (x.prev) {
             volatile uint32_t *gen = &x.sh->gen[(x.prev - 1) & (MR_UNITS - 1)];
             while (*gen != (x.prev - 1) / MR_UNITS + 1) {
@@ -522,27 +473,24 @@ __device__ __forceinline__ void mr_up_phase(const mr_args &a, mr_up_ctx<R> &x, m
             old = atomicAdd(&x.sh->arrive[unit & (MR_UNITS - 1)], 1u);
         }
         old = __shfl_sync(0xffffffffu, old, 0);
-        if (old != d.parts - 1) {
+        if (old != parts - 1) {
             continue;
         }
         __threadfence_block();
         float4 s = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        for (uint32_t i = 0; i < d.parts; ++i) {
+#pragma unroll 4
+        for (uint32_t i = 0; i < parts; ++i) {
             const float4 v = x.part[((task - part + i) & (MR_WARPS - 1)) * 32 + lane];
             s.x += v.x, s.y += v.y, s.z += v.z, s.w += v.w;
         }
-        const uint32_t at = tile * 8 + g;
         const float f0 = m[0].factor, f1 = m[1].factor;
-        float h0 = silu_f(f0 * s.x) * (f1 * s.z), h1 = silu_f(f0 * s.y) * (f1 * s.w);
-        if (at >= job.rows) {
-            h0 = h1 = 0.0f;
+        const float h0 = silu_f(f0 * s.x) * (f1 * s.z), h1 = silu_f(f0 * s.y) * (f1 * s.w);
+        uint8_t *h = a.hs + mr_elem(tile * 8 + g);
+        if (2 * q < col.n) {
+            *(uint16_t *)(h + col.item[2 * q] * a.h_col) = to_bf16(h0);
         }
-        uint8_t *h = a.hs + mr_elem(at);
-        if (2 * q < c.n) {
-            *(uint16_t *)(h + (uint64_t)c.item[2 * q] * a.h_col) = to_bf16(h0);
-        }
-        if (2 * q + 1 < c.n) {
-            *(uint16_t *)(h + (uint64_t)c.item[2 * q + 1] * a.h_col) = to_bf16(h1);
+        if (2 * q + 1 < col.n) {
+            *(uint16_t *)(h + col.item[2 * q + 1] * a.h_col) = to_bf16(h1);
         }
         __syncwarp();
         if (lane == 0) {
@@ -557,100 +505,32 @@ __device__ __forceinline__ void mr_up_phase(const mr_args &a, mr_up_ctx<R> &x, m
 __device__ __forceinline__ void mr_stage_x(const mr_args &a, uint8_t *xs)
 {
     const uint32_t units = (a.hidden + 127) / 128 * 16;
-    for (uint32_t i = threadIdx.x; i < a.m_rows * units; i += MR_WARPS * 32) {
-        const uint32_t r = i / units, u = i - r * units;
-        const src_rows src = {a.m, a.hidden, a.hidden};
-        float v[8];
-        src.load8(r, u * 8, v);
-        *(uint4 *)(xs + r * a.x_col + mr_unit(u)) = make_uint4(pack_bf16(v[0], v[4]), pack_bf16(v[1], v[5]),
-                                                               pack_bf16(v[2], v[6]), pack_bf16(v[3], v[7]));
+    for (uint32_t r = 0; r < a.m_rows; ++r) {
+        const src_rows src = {a.m + (uint64_t)r * a.hidden, a.hidden, a.hidden};
+        for (uint32_t u = threadIdx.x; u < units; u += MR_WARPS * 32) {
+            float v[8];
+            src.load8(0, u * 8, v);
+            *(uint4 *)(xs + r * a.x_col + mr_unit(u)) = make_uint4(pack_bf16(v[0], v[4]), pack_bf16(v[1], v[5]),
+                                                                   pack_bf16(v[2], v[6]), pack_bf16(v[3], v[7]));
+        }
     }
 }
 
-template <int R> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
-    moe_rows_up(const __grid_constant__ mr_args a)
+/* sigmoid of the shared expert's gate in f32, a row a block from the last on. */
+__device__ __forceinline__ void mr_shared_gate(const mr_args &a, float *red)
 {
-    extern __shared__ uint4 sm4[];
-    __shared__ mr_up_shared sh;
-    __shared__ mr_up_job job;
-    __shared__ int4 ex[32];
-    __shared__ uint8_t rank[128];
-    __shared__ float red[MR_WARPS];
-    const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, items = a.m_rows * a.k;
-    mr_up_ctx<R> x;
-    x.ring = (uint8_t *)sm4 + warp * (R * MR_STEP);
-    x.xs = (uint8_t *)sm4 + MR_WARPS * R * MR_STEP;
-    x.part = (float4 *)(x.xs + a.m_rows * a.x_col);
-    x.sh = &sh;
-    x.units_done = x.prev = 0;
-    mr_mat *mat = (mr_mat *)(x.part + MR_WARPS * 32);
-    mr_cols *cols = (mr_cols *)(mat + 2 * (items + 1));
-    int32_t *uniq = (int32_t *)(cols + items + 1);
-
-    /* what is known before the wait: the shared expert's weights */
-    if (tid < MR_UNITS) {
-        sh.arrive[tid] = sh.gen[tid] = 0;
-    }
-    if (tid == 0) {
-        mr_fill(mat[0], a.s_gate, a.hidden);
-        mr_fill(mat[1], a.s_up, a.hidden);
-        if (mat[0].tf != mat[1].tf) {
-            mat[0].tf = mat[1].tf = TF_GEN;
-            mat[0].factor = mat[1].factor = 1.0f;
-        }
-        cols[0].n = (uint8_t)a.m_rows;
-        for (uint32_t m = 0; m < a.m_rows; ++m) {
-            cols[0].item[m] = (uint8_t)(m * (a.k + 1) + a.k);
-            cols[0].row[m] = (uint8_t)m;
-        }
-        sh.parts = 1;
-        job.mat = mat;
-        job.rows = a.s_inter;
-        job.k = a.hidden;
-        job.block = blockIdx.x;
-        job.grid = gridDim.x;
-        job.tiles.set((a.s_inter + 7) / 8);
-        job.parts.set(mr_divide(mat[0].tf, a.hidden, MR_WARPS).parts);
-    }
-    __syncthreads();
-    uint32_t units = blockIdx.x < job.tiles.d ? (job.tiles.d - blockIdx.x - 1) / gridDim.x + 1 : 0;
-    mr_ring<R, mr_up_job> ring;
-    ring.begin(job, x.ring, warp, units * job.parts.d, lane);
-    {
-        /* the experts' descriptors, cold since the last step, to the L2 */
-        const uint32_t lines = (uint32_t)((a.n_experts * sizeof(struct qx_weight) + 127) / 128);
-        for (uint32_t i = blockIdx.x * MR_WARPS * 32 + tid; i < 3 * lines; i += gridDim.x * MR_WARPS * 32) {
-            const struct qx_weight *w = i < lines ? a.gate : i < 2 * lines ? a.up : a.down;
-            const uint32_t off = (i - i / lines * lines) * 128;
-            asm volatile("prefetch.global.L2 [%0];" ::"l"((const uint8_t *)w + off));
-        }
-    }
-    if (!a.early) {
-        pdl_wait();
-        pdl_next();
-    }
-    mr_stage_x(a, x.xs);
-    __syncthreads();
-    mr_up_phase<R>(a, x, ring, job, cols, units * job.parts.d, warp, lane);
-    x.units_done = units;
-    /* the shared expert's gate, a row a block from the last on: f32 */
+    const uint32_t tid = threadIdx.x;
     for (uint32_t m = gridDim.x - 1 - blockIdx.x; m < a.m_rows; m += gridDim.x) {
         const float *v = a.m + (uint64_t)m * a.hidden;
+        const uint16_t *w = (const uint16_t *)a.s_vec.codes;
         float s = 0.0f;
-        if (a.s_vec.fmt == QX_W_BF16) {
-            const uint16_t *w = (const uint16_t *)a.s_vec.codes;
 #pragma unroll 5
-            for (uint32_t i = tid; i < a.hidden; i += MR_WARPS * 32) {
-                s = fmaf(bf16_f(__ldg(w + i)), __ldcg(v + i), s);
-            }
-        } else {
-            for (uint32_t i = tid; i < a.hidden; i += MR_WARPS * 32) {
-                s = fmaf(weight_at(a.s_vec, 0, i), __ldcg(v + i), s);
-            }
+        for (uint32_t i = tid; i < a.hidden; i += MR_WARPS * 32) {
+            s = fmaf(bf16_f(__ldg(w + i)), __ldcg(v + i), s);
         }
         s = warp_sum(s);
-        if (lane == 0) {
-            red[warp] = s;
+        if ((tid & 31) == 0) {
+            red[tid / 32] = s;
         }
         __syncthreads();
         if (tid == 0) {
@@ -662,12 +542,75 @@ template <int R> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
         }
         __syncthreads();
     }
+}
+
+template <int R, bool FAST> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
+    moe_rows_up(const __grid_constant__ mr_args a)
+{
+    extern __shared__ uint4 sm4[];
+    __shared__ mr_up_shared sh;
+    __shared__ int4 ex[32];
+    __shared__ uint8_t rank[128];
+    __shared__ float red[MR_WARPS];
+    __shared__ mr_mat s_mat[2];
+    __shared__ mr_cols s_cols;
+    const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, items = a.m_rows * a.k;
+    mr_up_ctx x;
+    x.ring = (uint8_t *)sm4 + warp * (R * MR_STEP);
+    x.xs = (uint8_t *)sm4 + MR_WARPS * R * MR_STEP;
+    x.part = (float4 *)(x.xs + a.m_rows * a.x_col);
+    x.sh = &sh;
+    x.units_done = x.prev = 0;
+    mr_mat *mat = (mr_mat *)(x.part + MR_WARPS * 32);
+    mr_cols *cols = (mr_cols *)(mat + 2 * items);
+    int32_t *uniq = (int32_t *)(cols + items);
+
+    /* what is known before the wait: the shared expert's weights */
+    if (tid < MR_UNITS) {
+        sh.arrive[tid] = sh.gen[tid] = 0;
+    }
+    if (tid < 2) {
+        mr_fill(s_mat[tid], tid ? a.s_up : a.s_gate);
+    }
+    if (tid < a.m_rows) {
+        s_cols.item[tid] = (uint8_t)(tid * (a.k + 1) + a.k);
+        s_cols.row[tid] = (uint8_t)tid;
+    }
+    if (tid == 0) {
+        s_cols.n = (uint8_t)a.m_rows;
+    }
+    __syncthreads();
+    uint32_t units = blockIdx.x < a.tiles_s.d ? (a.tiles_s.d - blockIdx.x - 1) / gridDim.x + 1 : 0;
+    {
+        const mr_up_job<FAST, false> job = {a, s_mat, blockIdx.x};
+        mr_ring<R, FAST, mr_up_job<FAST, false>> ring;
+        ring.begin(job, x.ring, warp, units * a.parts_s.d, lane);
+        {
+            /* the experts' descriptors, cold since the last step, to the L2 */
+            const uint32_t lines = (uint32_t)((a.n_experts * sizeof(struct qx_weight) + 127) / 128);
+            const uint32_t i = blockIdx.x * 4 + tid;
+            if (tid < 4 && i < lines) {
+                asm volatile("prefetch.global.L2 [%0];" ::"l"((const uint8_t *)a.gate + i * 128));
+                asm volatile("prefetch.global.L2 [%0];" ::"l"((const uint8_t *)a.up + i * 128));
+                asm volatile("prefetch.global.L2 [%0];" ::"l"((const uint8_t *)a.down + i * 128));
+            }
+        }
+        if (!a.early) {
+            pdl_wait();
+            pdl_next();
+        }
+        mr_stage_x(a, x.xs);
+        __syncthreads();
+        mr_up_phase<R, FAST, false>(a, x, ring, job, &s_cols, units * a.parts_s.d, warp, lane);
+        x.units_done = units;
+        cp_wait<0>();
+    }
+    mr_shared_gate(a, red);
     /* zeros after the end of the columns, which the last steps of down read */
-    if (blockIdx.x == gridDim.x - 1) {
+    if (!FAST && blockIdx.x == gridDim.x - 1) {
         const uint32_t end = (a.h_col - 64) / 2, n = (a.m_rows * (a.k + 1));
         for (uint32_t c = warp; c < n; c += MR_WARPS) {
-            const uint32_t from = ((c + 1) % (a.k + 1) == 0 ? a.s_inter : a.inter) + 7;
-            for (uint32_t i = from / 8 * 8 + lane; i < end; i += 32) {
+            for (uint32_t i = ((c + 1) % (a.k + 1) == 0 ? a.s_inter : a.inter) + lane; i < end; i += 32) {
                 *(uint16_t *)(a.hs + (uint64_t)c * a.h_col + mr_elem(i)) = 0;
             }
         }
@@ -677,194 +620,154 @@ template <int R> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
         pdl_wait();
         pdl_next();
     }
-    __syncthreads(); /* the first phase's table is no longer read */
-    mr_unique(a, (int32_t *)ex, rank, cols, uniq, &sh.n_uniq);
-    const uint32_t n_uniq = sh.n_uniq;
-    if (tid < n_uniq) {
-        const uint32_t e = (uint32_t)uniq[tid];
-        mr_mat &g = mat[2 * tid], &u = mat[2 * tid + 1];
-        mr_fill(g, a.gate[e], a.hidden);
-        mr_fill(u, a.up[e], a.hidden);
-        if (g.tf != u.tf) {
-            g.tf = u.tf = TF_GEN;
-            g.factor = u.factor = 1.0f;
+    uint32_t n_uniq = a.k;
+    if (a.m_rows == 1) {
+        if (tid < 2 * a.k) {
+            const int32_t e = __ldcg(a.expert + tid / 2);
+            mr_fill(mat[tid], ((tid & 1) ? a.up : a.gate)[e]);
+            cols[tid / 2].n = 1;
+            cols[tid / 2].item[0] = (uint8_t)(tid / 2);
+            cols[tid / 2].row[0] = 0;
         }
-        atomicMax(&sh.parts, mr_divide(g.tf, a.hidden, MR_WARPS).parts);
+    } else {
+        mr_unique(a, (int32_t *)ex, rank, cols, uniq, &sh.n_uniq);
+        n_uniq = sh.n_uniq;
+        if (tid < 2 * n_uniq) {
+            mr_fill(mat[tid], ((tid & 1) ? a.up : a.gate)[uniq[tid / 2]]);
+        }
     }
     __syncthreads();
-    if (tid == 0) {
-        /* from the last block on: the first have the shared expert's tiles */
-        job.block = gridDim.x - 1 - blockIdx.x;
-        job.rows = a.inter;
-        job.tiles.set((a.inter + 7) / 8);
-        job.parts.set(sh.parts);
-    }
-    __syncthreads();
-    const uint32_t total = n_uniq * job.tiles.d;
+    /* from the last block on: the first have the shared expert's tiles */
+    const mr_up_job<FAST, true> job = {a, mat, gridDim.x - 1 - blockIdx.x};
+    const uint32_t total = n_uniq * a.tiles_r.d;
     units = job.block < total ? (total - job.block - 1) / gridDim.x + 1 : 0;
-    cp_wait<0>();
-    ring.begin(job, x.ring, warp, units * job.parts.d, lane);
-    mr_up_phase<R>(a, x, ring, job, cols, units * job.parts.d, warp, lane);
+    mr_ring<R, FAST, mr_up_job<FAST, true>> ring;
+    ring.begin(job, x.ring, warp, units * a.parts_r.d, lane);
+    mr_up_phase<R, FAST, true>(a, x, ring, job, cols, units * a.parts_r.d, warp, lane);
 }
 
 /* ---- down ---- */
 
-/* A block has nq groups of four output rows. Of a matrix cut into sp segments of columns, block b of four rows
- * is segment b / nb, group b % nb (nb >= 4; groups from nq on are empty); four blocks make a task. */
-struct mr_list {
-    const mr_mat *mat;
-    const mr_cols *cols;
-    uint32_t n_mat, k;
-    mr_by nb, sp;
-};
+/* A block has nq >= 4 groups of four output rows. Of a matrix cut into parts of columns, group b of a list is
+ * part b / nq of the list's matrices, rows b % nq; four groups make a task. */
+template <bool FAST> struct mr_down_job {
+    const mr_args &a;
+    const mr_mat *mat; /* [0] the shared expert's, then the picked ones' */
+    uint32_t first;    /* tasks of the shared expert */
+    uint32_t n_uniq, d0;
+    mr_by nq;
 
-struct mr_down_job {
-    mr_list l[2]; /* the shared expert's, then the picked ones' */
-    uint32_t first; /* tasks of l[0] */
-    uint32_t d0, nq, hidden;
-
-    struct block {
-        uint32_t e, seg, row;
+    struct group {
+        uint32_t s, e, part, row; /* number of the part in its list; matrix, part, first row */
         bool empty;
     };
-    __device__ __forceinline__ block of(const mr_list &t, uint32_t b) const
+    __device__ __forceinline__ group of(bool shared, uint32_t b) const
     {
-        block r;
-        const uint32_t s = t.nb.div(b), quad = b - s * t.nb.d;
-        r.e = t.sp.div(s);
-        r.seg = s - r.e * t.sp.d;
-        r.row = d0 + quad * 4;
-        r.empty = r.e >= t.n_mat || quad >= nq;
-        r.e = r.empty ? 0 : r.e;
+        group r;
+        r.s = nq.div(b);
+        r.row = d0 + (b - r.s * nq.d) * 4;
+        r.empty = r.s >= (shared ? a.down_s.parts : n_uniq);
+        r.e = shared ? 0 : r.empty ? 1 : 1 + r.s; /* an empty group reads another's rows */
+        r.part = shared && !r.empty ? r.s : 0;
         return r;
     }
     __device__ __forceinline__ void feed(uint32_t task, mr_feed &f, uint32_t lane) const
     {
-        const mr_list &t = l[task >= first];
-        const uint32_t b0 = 4 * (task >= first ? task - first : task);
-        const uint8_t tf = t.mat[of(t, b0).e].tf;
-        f.at = f.end = 0;
-        if (tf == TF_GEN) {
-            return;
-        }
-        const mr_div d = mr_divide(tf, t.k, t.sp.d);
-        f.end = d.per;
+        const bool shared = task < first;
+        const mr_cut &c = shared ? a.down_s : a.down_r;
+        const uint32_t b0 = 4 * (shared ? task : task - first);
+        f.n = c.per;
         f.s = nullptr;
 #pragma unroll
         for (uint32_t i = 0; i < 2; ++i) {
-            const block b = of(t, b0 + 2 * i + (lane >> 4));
-            const mr_mat &m = t.mat[b.e];
-            const uint32_t bytes = (uint32_t)weight_row_bytes(m.w.fmt, t.k);
-            const uint32_t r = b.row + ((lane >> 2) & 3), off = b.seg * d.per * 64 + (lane & 3) * 16;
-            f.c[i] = (const uint8_t *)m.w.codes + (b.empty ? 0 : (uint64_t)(r < hidden ? r : hidden - 1) * bytes + off);
-            f.left[i] = b.empty ? 0 : (int32_t)bytes - (int32_t)off;
+            const group b = of(shared, b0 + 2 * i + (lane >> 4));
+            const uint32_t r = b.row + ((lane >> 2) & 3), off = b.part * c.per * 64 + (lane & 3) * 16;
+            f.c[i] = mat[b.e].codes + ((uint64_t)r * c.bytes + off); /* of an empty group: any row */
+            f.left[i] = (int32_t)c.bytes - (int32_t)off;
         }
-        if (tf == TF_NV) {
-            const block b = of(t, b0 + ((lane >> 2) & 3));
-            const uint32_t r = b.row + (lane & 3);
-            f.s = mr_scale_row(t.mat[b.e], b.empty ? 0 : r < hidden ? r : hidden - 1) + b.seg * d.per * 8;
+        if (c.tf == TF_NV && lane < 16) {
+            const group b = of(shared, b0 + (lane >> 2));
+            f.s = mat[b.e].scale + ((uint64_t)(b.row + (lane & 3)) * c.s_bytes + b.part * c.per * 8);
         }
     }
 };
 
-struct mr_down_out {
-    float *res;  /* [row * k + slot][rd], then [row][sp][rd] of the shared expert */
-    uint32_t rd, k, items, sp;
-    __device__ __forceinline__ float *at(uint32_t item, uint32_t m, uint32_t seg) const
+/* One task up to where the columns are needed, and the rest. */
+template <int R, bool FAST, int NB, bool SHARED, bool SH_EXPERT> struct mr_down_task {
+    mr_side<NB> side;
+    int32_t at[2][2]; /* where in res a lane's sums go, < 0: nowhere */
+    float f[2];
+
+    __device__ __forceinline__ void prepare(const mr_args &a, const mr_down_job<FAST> &job, const mr_cols *cols,
+                                            uint32_t b0, const uint8_t *hs, uint32_t rd, uint32_t lane)
     {
-        const uint32_t slot = item - m * (k + 1);
-        return res + (slot < k ? m * k + slot : items + m * sp + seg) * rd;
-    }
-};
-
-/* A task of no fast format. */
-__device__ __noinline__ void mr_down_plain(const mr_down_job &job, const mr_list &t, uint32_t b0, const uint8_t *hs,
-                                           uint32_t h_col, const mr_down_out &out)
-{
-    const uint32_t lane = threadIdx.x & 31;
-    for (uint32_t r = 0; r < 16; ++r) {
-        const mr_down_job::block b = job.of(t, b0 + r / 4);
-        const uint32_t row = b.row + (r & 3);
-        if (b.empty || row >= job.hidden) {
-            continue;
-        }
-        const mr_cols &c = t.cols[b.e];
-        for (uint32_t j = 0; j < c.n; ++j) {
-            const uint8_t *h = hs + (uint64_t)c.item[j] * h_col;
-            float s = 0.0f;
-            for (uint32_t i = lane; i < t.k; i += 32) {
-                s = fmaf(weight_at(t.mat[b.e].w, row, i), mr_col_at<false>(h, i), s);
-            }
-            s = warp_sum(s);
-            if (lane == 0) {
-                out.at(c.item[j], c.row[j], b.seg)[row - job.d0] = s;
-            }
-        }
-    }
-}
-
-template <int R, int NB, bool SHARED>
-__device__ __forceinline__ void mr_down_task(mr_ring<R, mr_down_job> &ring, const mr_down_job &job, const mr_list &t,
-                                             uint32_t b0, const uint8_t *hs, uint32_t h_col, const mr_down_out &out,
-                                             uint32_t lane)
-{
-    const uint32_t g = lane >> 2, q = lane & 3;
-    const mr_down_job::block first = job.of(t, b0);
-    const uint8_t tf = t.mat[first.e].tf;
-    const mr_div d = mr_divide(tf, t.k, t.sp.d);
-    const uint32_t s0 = t.nb.div(b0), s1 = t.nb.div(b0 + 3);
-    const bool two = s1 != s0 && s1 < t.n_mat * t.sp.d;
-    const mr_cols &c0 = t.cols[first.e], &c1 = t.cols[two ? t.sp.div(s1) : first.e];
-    const uint32_t seg1 = two ? s1 - t.sp.div(s1) * t.sp.d : first.seg;
-    const uint32_t n0 = c0.n, n1 = two ? c1.n : 0;
-    mr_side<NB> side = {};
+        const uint32_t g = lane >> 2, q = lane & 3, items = a.m_rows * a.k;
+        const mr_cut &c = SH_EXPERT ? a.down_s : a.down_r;
+        const uint8_t tf = FAST ? (SH_EXPERT ? TF_BF16 : TF_NV) : c.tf;
+        const auto b1 = job.of(SH_EXPERT, b0), b2 = job.of(SH_EXPERT, b0 + 3);
+        const bool two = b2.s != b1.s && !b2.empty;
+        const mr_cols &c0 = cols[b1.e], &c1 = cols[b2.e];
+        const uint32_t n0 = c0.n, n1 = two ? c1.n : 0;
+        side = {};
 #pragma unroll
-    for (int n = 0; n < NB; ++n) {
-        const uint32_t j = NB == 1 ? g : g + (n ? n0 : 0); /* two blocks: one an expert */
-        const bool mine = NB == 1 || n == 0 ? j < n0 : false;
-        const bool other = !mine && j - n0 < n1;
-        const uint32_t item = mine ? c0.item[j] : other ? c1.item[j - n0] : n ? c1.item[0] : c0.item[0];
-        side.b[n] = hs + (uint64_t)item * h_col;
-        side.bs[n] = (mine || (!other && !n) ? first.seg : seg1) * d.per;
-    }
-    const mr_down_job::block bl[2] = {job.of(t, b0 + (lane >> 4)), job.of(t, b0 + 2 + (lane >> 4))};
-    if (tf == TF_BLOCK || tf == TF_MX) {
+        for (int n = 0; n < NB; ++n) {
+            /* one block of columns: the first matrix's, then the second's; two: one each */
+            const bool other = NB == 2 ? n == 1 : g >= n0 && g - n0 < n1;
+            const uint32_t j = NB == 2 ? (g < (n ? n1 : n0) ? g : 0) : other ? g - n0 : g < n0 ? g : 0;
+            side.b[n] = hs + (other && two ? c1 : c0).item[j] * a.h_col;
+            side.bs[n] = (other && two ? b2 : b1).part * c.per;
+        }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const uint32_t r = bl[i].row + (g & 3);
-            side.q[i] = mr_scale_row(t.mat[bl[i].e], bl[i].empty ? 0 : r < job.hidden ? r : job.hidden - 1);
-            side.qs[i] = bl[i].seg * d.per;
-            side.q_bf16[i] = t.mat[bl[i].e].w.scale_bf16;
-        }
-    }
-    float acc[NB][4] = {};
-    mr_run<R, NB, SHARED>(acc, ring, job, tf, side, d.per, lane);
+            const auto b = job.of(SH_EXPERT, b0 + 2 * i + (lane >> 4));
+            const mr_mat &m = job.mat[b.e];
+            const uint32_t r = b.row + (g & 3);
+            if (tf == TF_BLOCK || tf == TF_MX) {
+                side.q[i] = mr_scale_row(m, c, r);
+                side.qs[i] = b.part * c.per;
+                side.q_bf16[i] = m.scale_bf16;
+            }
+            f[i] = m.factor;
+            const bool second = b.s != b1.s;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        if (bl[i].empty) {
-            continue;
-        }
-        const bool second = two && t.nb.div(b0 + 2 * i + (lane >> 4)) != s0;
-        const uint32_t at = bl[i].row + (g & 3) - job.d0;
-        const float f = t.mat[bl[i].e].factor;
-        const mr_cols &c = second ? c1 : c0;
-#pragma unroll
-        for (int z = 0; z < 2; ++z) {
-            const uint32_t col = 2 * q + z, j = NB == 1 && second ? col - n0 : col;
-            if (j < c.n) {
-                const float v = NB == 2 && second ? acc[NB - 1][2 * i + z] : acc[0][2 * i + z];
-                out.at(c.item[j], c.row[j], bl[i].seg)[at] = f * v;
+            for (int z = 0; z < 2; ++z) {
+                const uint32_t j = 2 * q + z - (NB == 1 && second ? n0 : 0);
+                const mr_cols &cc = second ? c1 : c0;
+                at[i][z] = -1;
+                if (!b.empty && j < cc.n) {
+                    const uint32_t row = cc.row[j];
+                    const uint32_t line = SH_EXPERT ? items + row * a.down_s.parts + b.part
+                                                    : cc.item[j] - row; /* row * k + slot */
+                    at[i][z] = (int32_t)(line * rd + r - job.d0) | (NB == 2 && second ? 0x40000000 : 0);
+                }
             }
         }
     }
-}
+    __device__ __forceinline__ void run(const mr_args &a, mr_ring<R, FAST, mr_down_job<FAST>> &ring,
+                                        const mr_down_job<FAST> &job, float *res, uint32_t lane)
+    {
+        const mr_cut &c = SH_EXPERT ? a.down_s : a.down_r;
+        const uint8_t tf = FAST ? (SH_EXPERT ? TF_BF16 : TF_NV) : c.tf;
+        float acc[NB][4] = {};
+        mr_run<R, FAST, NB, SHARED>(acc, ring, job, tf, side, c.per, lane);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+            for (int z = 0; z < 2; ++z) {
+                if (at[i][z] >= 0) {
+                    const bool second = NB == 2 && (at[i][z] & 0x40000000);
+                    res[at[i][z] & 0x3fffffff] = f[i] * acc[second ? NB - 1 : 0][2 * i + z];
+                }
+            }
+        }
+    }
+};
 
-template <int R, bool SHARED> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
+template <int R, bool FAST, bool SHARED, bool MANY> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
     moe_rows_down(const __grid_constant__ mr_args a)
 {
     extern __shared__ uint4 sm4[];
-    __shared__ uint32_t n_uniq_s, mixed;
-    __shared__ mr_down_job job;
+    __shared__ uint32_t n_uniq_s;
     __shared__ int4 ex[32];
     __shared__ uint8_t rank[128];
     pdl_next();
@@ -873,20 +776,18 @@ template <int R, bool SHARED> __global__ void __launch_bounds__(MR_WARPS * 32, 2
     mr_mat *mat = (mr_mat *)(hs + (SHARED ? a.m_rows * (a.k + 1) * a.h_col : 0)); /* [0] the shared expert's */
     mr_cols *cols = (mr_cols *)(mat + items + 1);
     int32_t *uniq = (int32_t *)(cols + items + 1);
-    float *wt = (float *)(uniq + items);
-    mr_down_out out;
-    out.res = wt + items;
-    const uint32_t quads = (a.hidden + 3) / 4;
+    float *wt = (float *)(uniq + items), *res = wt + items; /* [row * k + slot][rd], then [row][part][rd] */
+    const uint32_t quads = a.hidden / 4;
     const uint32_t q0 = (uint32_t)((uint64_t)blockIdx.x * quads / gridDim.x),
                    q1 = (uint32_t)((uint64_t)(blockIdx.x + 1) * quads / gridDim.x);
+    const uint32_t nq = q1 - q0, rd = (quads / gridDim.x + 1) * 4;
     if (tid == 0) {
-        mr_fill(mat[0], a.s_down, a.s_inter);
+        mr_fill(mat[0], a.s_down);
         cols[0].n = (uint8_t)a.m_rows;
-        for (uint32_t m = 0; m < a.m_rows; ++m) {
-            cols[0].item[m] = (uint8_t)(m * (a.k + 1) + a.k);
-            cols[0].row[m] = (uint8_t)m;
-        }
-        mixed = 0;
+    }
+    if (tid < a.m_rows) {
+        cols[0].item[tid] = (uint8_t)(tid * (a.k + 1) + a.k);
+        cols[0].row[tid] = (uint8_t)tid;
     }
     if (tid < items) {
         wt[tid] = __ldcg(a.weight + tid);
@@ -894,73 +795,79 @@ template <int R, bool SHARED> __global__ void __launch_bounds__(MR_WARPS * 32, 2
     mr_unique(a, (int32_t *)ex, rank, cols + 1, uniq, &n_uniq_s);
     const uint32_t n_uniq = n_uniq_s;
     if (tid < n_uniq) {
-        mr_fill(mat[1 + tid], a.down[uniq[tid]], a.inter);
+        mr_fill(mat[1 + tid], a.down[uniq[tid]]);
     }
     __syncthreads();
-    if (tid < n_uniq && mat[1 + tid].tf != mat[1].tf) {
-        mixed = 1;
-    }
-    __syncthreads();
-    if (tid == 0) {
-        job.d0 = q0 * 4;
-        job.nq = q1 - q0;
-        job.hidden = a.hidden;
-        const uint32_t nb4 = (job.nq + 3) & ~3u, nb = job.nq < 4 ? 4 : job.nq;
-        job.l[0].mat = mat;
-        job.l[0].cols = cols;
-        job.l[0].n_mat = 1;
-        job.l[0].nb.set(nb);
-        job.l[0].k = a.s_inter;
-        job.l[0].sp.set(mr_segments(mat[0].tf, a.s_inter));
-        job.l[1].mat = mat + 1;
-        job.l[1].cols = cols + 1;
-        job.l[1].n_mat = n_uniq;
-        job.l[1].nb.set(mixed ? nb4 : nb);
-        job.l[1].k = a.inter;
-        job.l[1].sp.set(1);
-        job.first = (job.l[0].sp.d * nb + 3) / 4;
-    }
-    __syncthreads();
-    const uint32_t n_tasks = job.first + (n_uniq * job.l[1].nb.d + 3) / 4;
-    out.rd = (quads / gridDim.x + 1) * 4;
-    out.k = a.k;
-    out.items = items;
-    out.sp = job.l[0].sp.d;
-    mr_ring<R, mr_down_job> ring;
+    mr_by by;
+    by.set(nq);
+    const mr_down_job<FAST> job = {a, mat, (a.down_s.parts * nq + 3) / 4, n_uniq, q0 * 4, by};
+    const uint32_t n_tasks = job.first + (n_uniq * nq + 3) / 4;
+    mr_ring<R, FAST, mr_down_job<FAST>> ring;
     ring.begin(job, (uint8_t *)sm4 + warp * (R * MR_STEP), warp, n_tasks, lane);
-    pdl_wait();
-    if (SHARED) {
-        const uint32_t n = a.m_rows * (a.k + 1) * a.h_col / 16;
-        for (uint32_t i = tid; i < n; i += MR_WARPS * 32) {
-            ((uint4 *)hs)[i] = __ldcg((const uint4 *)a.hs + i);
-        }
-        __syncthreads();
-    }
     const uint8_t *h = SHARED ? hs : a.hs;
+    bool waited = false;
+    /* what a task needs of the other launch, once: the columns */
+    auto wait = [&]() {
+        if (!waited) {
+            waited = true;
+            pdl_wait();
+            if (SHARED) {
+                const uint32_t n = a.m_rows * (a.k + 1) * a.h_col / 16;
+#pragma unroll 2
+                for (uint32_t i = tid; i < n; i += MR_WARPS * 32) {
+                    ((uint4 *)hs)[i] = __ldcg((const uint4 *)a.hs + i);
+                }
+                __syncthreads();
+            }
+        }
+    };
+    uint32_t task = warp;
 #pragma unroll 1
-    for (uint32_t task = warp; task < n_tasks; task += MR_WARPS) {
-        const mr_list &t = job.l[task >= job.first];
-        const uint32_t b0 = 4 * (task >= job.first ? task - job.first : task);
-        const uint32_t e0 = job.of(t, b0).e, s1 = t.nb.div(b0 + 3);
-        if (t.mat[e0].tf == TF_GEN) {
-            mr_down_plain(job, t, b0, a.hs, a.h_col, out);
-        } else if (s1 == t.nb.div(b0) || s1 >= t.n_mat * t.sp.d ||
-                   t.cols[e0].n + t.cols[t.sp.div(s1)].n <= 8) {
-            mr_down_task<R, 1, SHARED>(ring, job, t, b0, h, a.h_col, out, lane);
+    for (; task < job.first; task += MR_WARPS) {
+        if (MANY) {
+            mr_down_task<R, FAST, 2, SHARED, true> t;
+            t.prepare(a, job, cols, 4 * task, h, rd, lane);
+            wait();
+            t.run(a, ring, job, res, lane);
         } else {
-            mr_down_task<R, 2, SHARED>(ring, job, t, b0, h, a.h_col, out, lane);
+            mr_down_task<R, FAST, 1, SHARED, true> t;
+            t.prepare(a, job, cols, 4 * task, h, rd, lane);
+            wait();
+            t.run(a, ring, job, res, lane);
         }
     }
+#pragma unroll 1
+    for (; task < n_tasks; task += MR_WARPS) {
+        const uint32_t b0 = 4 * (task - job.first);
+        bool wide = false;
+        if (MANY) {
+            const auto b1 = job.of(false, b0), b2 = job.of(false, b0 + 3);
+            wide = !b2.empty && b2.s != b1.s && cols[b1.e].n + cols[b2.e].n > 8;
+        }
+        if (MANY && wide) {
+            mr_down_task<R, FAST, 2, SHARED, false> t;
+            t.prepare(a, job, cols, b0, h, rd, lane);
+            wait();
+            t.run(a, ring, job, res, lane);
+        } else {
+            mr_down_task<R, FAST, 1, SHARED, false> t;
+            t.prepare(a, job, cols, b0, h, rd, lane);
+            wait();
+            t.run(a, ring, job, res, lane);
+        }
+    }
+    wait();
     __syncthreads();
-    for (uint32_t i = tid; i < a.m_rows * job.nq * 4; i += MR_WARPS * 32) {
-        const uint32_t m = i / (job.nq * 4), r = i - m * (job.nq * 4);
-        if (job.d0 + r < a.hidden) {
+    for (uint32_t i = tid; i < a.m_rows * rd; i += MR_WARPS * 32) {
+        const uint32_t m = i / rd, r = i - m * rd;
+        if (r < nq * 4) {
             float s = 0.0f, v = 0.0f;
+#pragma unroll 5
             for (uint32_t k = 0; k < a.k; ++k) {
-                s = fmaf(wt[m * a.k + k], out.res[(m * a.k + k) * out.rd + r], s);
+                s = fmaf(wt[m * a.k + k], res[(m * a.k + k) * rd + r], s);
             }
-            for (uint32_t p = 0; p < out.sp; ++p) {
-                v += out.res[(items + m * out.sp + p) * out.rd + r];
+            for (uint32_t p = 0; p < a.down_s.parts; ++p) {
+                v += res[(items + m * a.down_s.parts + p) * rd + r];
             }
             a.y[(uint64_t)m * a.hidden + job.d0 + r] = fmaf(__ldcg(a.sg + m), v, s);
         }
@@ -975,48 +882,133 @@ static uint32_t up_smem(const mr_args &a, uint32_t ring)
 {
     const uint32_t items = a.m_rows * a.k;
     return (uint32_t)(MR_WARPS * ring * MR_STEP + a.m_rows * a.x_col + MR_WARPS * 512 +
-                      (items + 1) * (2 * sizeof(mr_mat) + sizeof(mr_cols)) + items * 4);
+                      items * (2 * sizeof(mr_mat) + sizeof(mr_cols) + 4));
 }
 
 static uint32_t down_smem(const mr_args &a, uint32_t grid, uint32_t ring, bool shared)
 {
-    const uint32_t items = a.m_rows * a.k, rd = ((a.hidden + 3) / 4 / grid + 1) * 4;
+    const uint32_t items = a.m_rows * a.k, rd = (a.hidden / 4 / grid + 1) * 4;
     return (uint32_t)(MR_WARPS * ring * MR_STEP + (shared ? a.m_rows * (a.k + 1) * a.h_col : 0) +
-                      (items + 1) * (sizeof(mr_mat) + sizeof(mr_cols)) + items * 8 + (items + 4 * a.m_rows) * rd * 4);
+                      (items + 1) * (sizeof(mr_mat) + sizeof(mr_cols)) + items * 8 +
+                      (items + 4 * a.m_rows) * rd * 4);
 }
 
 /* At least 16 output rows a block. */
 static uint32_t down_grid(const struct qx_queue *q, uint32_t hidden)
 {
-    const uint32_t most = hidden < 16 ? 1 : hidden / 16;
+    const uint32_t most = hidden / 16;
     return most < (uint32_t)q->n_sm ? most : (uint32_t)q->n_sm;
 }
 
-bool qx_moe_rows_fit(struct qx_queue *q, const struct qx_op_moe *o)
+/* Cuts k columns of a format into parts for gate and up, or segments for down; tf TF_GEN: does not fit. */
+static mr_cut cut_of(uint8_t fmt, uint32_t k, uint32_t max_parts, bool even)
 {
-    const uint32_t grid = down_grid(q, o->experts.hidden);
-    mr_args a = {};
-    a.m_rows = o->n_rows < 8 ? o->n_rows : 8;
-    a.k = o->k;
-    a.hidden = o->experts.hidden;
-    a.x_col = mr_col_bytes(a.hidden);
-    a.h_col = mr_col_bytes(o->experts.inter > o->s_inter ? o->experts.inter : o->s_inter);
-    mr_args one = a;
-    one.m_rows = 1;
-    return o->act_bf16 && o->k <= MOE_MAX_K && up_smem(a, 3) <= MR_SMEM_MAX &&
-           down_smem(a, grid, 3, false) <= MR_SMEM_MAX && down_smem(one, grid, 5, true) <= MR_SMEM_MAX;
+    mr_cut c = {};
+    c.k = k;
+    c.tf = fmt == QX_W_NVFP4 && k % 128 == 0                                   ? TF_NV
+           : fmt == QX_W_BF16 && k % 8 == 0                                    ? TF_BF16
+           : fmt == QX_W_FP8 && k % 16 == 0                                    ? TF_FP8
+           : fmt == QX_W_FP8_BLOCK && k % 16 == 0                              ? TF_BLOCK
+           : fmt == QX_W_MXFP8 && k % 32 == 0                                  ? TF_MX
+                                                                               : TF_GEN;
+    c.bytes = (uint32_t)weight_row_bytes(fmt, k);
+    c.s_bytes = c.tf == TF_NV ? k / 16 : 0;
+    const uint32_t steps = (c.bytes + 63) / 64;
+    c.parts = 1;
+    c.per = steps;
+    if (even) { /* as many equal ones as there may be, none below MR_PER steps */
+        for (uint32_t n = max_parts; n > 1; --n) {
+            if (steps % n == 0 && steps / n >= MR_PER) {
+                c.parts = n;
+                c.per = steps / n;
+                break;
+            }
+        }
+    } else {
+        c.per = (steps + max_parts - 1) / max_parts;
+        c.per = c.per < MR_PER ? MR_PER : c.per;
+        c.per = c.per < steps ? c.per : steps;
+        c.parts = (steps + c.per - 1) / c.per;
+    }
+    return c;
 }
 
-int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o)
+static mr_by by_of(uint32_t d)
 {
-    mr_args a = {};
+    mr_by b;
+    b.d = d;
+    b.r = d > 1 ? 0xffffffffu / d + 1 : 0;
+    return b;
+}
+
+static bool aligned(const struct qx_weight &w)
+{
+    return ((uintptr_t)w.codes & 15) == 0 && (w.fmt == QX_W_FP8_BLOCK || ((uintptr_t)w.scale & 15) == 0);
+}
+
+static bool make_args(mr_args &a, struct qx_queue *q, const struct qx_op_moe *o)
+{
     a.k = o->k;
     a.hidden = o->experts.hidden;
     a.inter = o->experts.inter;
     a.n_experts = o->experts.n_experts;
     a.s_inter = o->s_inter;
+    if (!o->act_bf16 || o->k > MOE_MAX_K || a.hidden % 16 || a.inter % 8 || a.s_inter % 8 || a.inter > 32768 ||
+        o->s_gate.fmt != o->s_up.fmt || o->s_gate_vec.fmt != QX_W_BF16 || !aligned(o->s_gate) ||
+        !aligned(o->s_up) || !aligned(o->s_down)) {
+        return false;
+    }
+    a.up_s = cut_of(o->s_gate.fmt, a.hidden, MR_WARPS, false);
+    a.up_r = cut_of(o->experts.fmt, a.hidden, MR_WARPS, false);
+    a.down_s = cut_of(o->s_down.fmt, a.s_inter, 4, true);
+    a.down_r = cut_of(o->experts.fmt, a.inter, 1, true);
+    if (a.up_s.tf == TF_GEN || a.up_r.tf == TF_GEN || a.down_s.tf == TF_GEN || a.down_r.tf == TF_GEN) {
+        return false;
+    }
+    a.parts_s = by_of(a.up_s.parts);
+    a.parts_r = by_of(a.up_r.parts);
+    a.tiles_s = by_of(a.s_inter / 8);
+    a.tiles_r = by_of(a.inter / 8);
     a.x_col = mr_col_bytes(a.hidden);
     a.h_col = mr_col_bytes(a.inter > a.s_inter ? a.inter : a.s_inter);
+    mr_args m = a;
+    m.m_rows = o->n_rows < 8 ? o->n_rows : 8;
+    const uint32_t grid = down_grid(q, a.hidden);
+    if (up_smem(m, 3) > MR_SMEM_MAX || down_smem(m, grid, 3, false) > MR_SMEM_MAX) {
+        return false;
+    }
+    m.m_rows = 1;
+    return up_smem(m, 5) <= MR_SMEM_MAX && down_smem(m, grid, 5, true) <= MR_SMEM_MAX;
+}
+
+template <bool FAST> static int run_rows(struct qx_queue *q, const mr_args &a)
+{
+    /* one row: a ring of five steps, the columns in shared memory; both launches fit into a multiprocessor */
+    const uint32_t ring = a.m_rows == 1 ? 5 : 3, grid = down_grid(q, a.hidden);
+    const bool in = down_smem(a, grid, ring, true) <= MR_SMEM_MAX;
+    const dim3 g1((unsigned)q->n_sm), g2(grid), block(MR_WARPS * 32);
+    const uint32_t su = up_smem(a, ring), sd = down_smem(a, grid, ring, in);
+    const int r = ring == 5 ? launch(q, "moe", moe_rows_up<5, FAST>, g1, block, su, a)
+                            : launch(q, "moe", moe_rows_up<3, FAST>, g1, block, su, a);
+    if (r) {
+        return r;
+    }
+    if (ring == 5) {
+        return launch(q, "moe", moe_rows_down<5, FAST, true, false>, g2, block, sd, a);
+    }
+    if (in) {
+        return a.m_rows <= 4 ? launch(q, "moe", moe_rows_down<3, FAST, true, false>, g2, block, sd, a)
+                             : launch(q, "moe", moe_rows_down<3, FAST, true, true>, g2, block, sd, a);
+    }
+    return launch(q, "moe", moe_rows_down<3, FAST, false, true>, g2, block, sd, a);
+}
+
+int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o)
+{
+    mr_args a = {};
+    if (!make_args(a, q, o)) {
+        return 1;
+    }
     a.gate = o->experts.gate;
     a.up = o->experts.up;
     a.down = o->experts.down;
@@ -1026,7 +1018,9 @@ int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o)
     a.s_vec = o->s_gate_vec;
     a.sg = (float *)q->ws;
     a.hs = q->ws + 256;
-    const uint32_t grid = (uint32_t)q->n_sm, dgrid = down_grid(q, a.hidden);
+    const bool fast = a.up_s.tf == TF_BF16 && a.down_s.tf == TF_BF16 && a.up_r.tf == TF_NV && a.inter % 128 == 0 &&
+                      a.s_inter % 128 == 0 && a.inter == a.s_inter && a.hidden % 32 == 0 &&
+                      a.up_s.per * a.up_s.parts * 64 == a.up_s.bytes && a.up_r.per * a.up_r.parts * 64 == a.up_r.bytes;
     for (uint32_t r = 0; r < o->n_rows; r += 8) {
         a.m_rows = o->n_rows - r < 8 ? o->n_rows - r : 8;
         a.m = o->m + (uint64_t)r * a.hidden;
@@ -1034,18 +1028,7 @@ int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o)
         a.weight = o->weight + (uint64_t)r * a.k;
         a.y = o->y + (uint64_t)r * a.hidden;
         a.early = r == 0 && q->routed.m == o->m && q->routed.at == q->n_launches;
-        /* a ring of five steps where both launches fit into one multiprocessor */
-        const uint32_t ring = a.m_rows <= 1 ? 5 : 3;
-        const bool in = down_smem(a, dgrid, ring, true) <= MR_SMEM_MAX;
-        const dim3 block(MR_WARPS * 32);
-        const uint32_t su = up_smem(a, ring), sd = down_smem(a, dgrid, ring, in);
-        int e = ring == 5 ? launch(q, "moe", moe_rows_up<5>, dim3(grid), block, su, a)
-                          : launch(q, "moe", moe_rows_up<3>, dim3(grid), block, su, a);
-        if (!e) {
-            e = ring == 5 ? launch(q, "moe", moe_rows_down<5, true>, dim3(dgrid), block, sd, a)
-                : in      ? launch(q, "moe", moe_rows_down<3, true>, dim3(dgrid), block, sd, a)
-                          : launch(q, "moe", moe_rows_down<3, false>, dim3(dgrid), block, sd, a);
-        }
+        const int e = fast ? run_rows<true>(q, a) : run_rows<false>(q, a);
         if (e) {
             return e;
         }
