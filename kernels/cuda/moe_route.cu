@@ -3,6 +3,8 @@
  * route_rows: each thread holds one chunk of 8 columns of 4 experts in registers, loaded before the wait;
  * a BF16 gate. moe_route: any other. In both a row's sums do not depend on the others. */
 #include "moe.cuh"
+#include "prompt.h"
+#include "topk.cuh"
 
 struct route_args {
     const float *m;
@@ -14,74 +16,6 @@ struct route_args {
     unsigned *tickets;
 };
 
-__device__ __forceinline__ uint32_t order_key(float f)
-{
-    const uint32_t u = __float_as_uint(f);
-    return (u & 0x80000000u) ? ~u : u | 0x80000000u;
-}
-
-/* The k largest of n logits by one warp, ties to the lower index. */
-template <int EPL>
-__device__ void warp_topk(const float *logits, uint32_t n, uint32_t k, bool norm, int32_t *expert,
-                          float *weight)
-{
-    const uint32_t lane = threadIdx.x & 31;
-    uint32_t key[EPL];
-    float x[EPL];
-#pragma unroll
-    for (int i = 0; i < EPL; ++i) {
-        const uint32_t e = i * 32 + lane;
-        x[i] = e < n ? __ldcg(logits + e) : 0.0f;
-        key[i] = e < n ? order_key(x[i]) : 0;
-    }
-    float mine = -INFINITY, top = 0.0f;
-    int32_t mine_e = 0;
-    for (uint32_t s = 0; s < k; ++s) {
-        uint32_t best = 0, at = 0xffffffffu;
-#pragma unroll
-        for (int i = 0; i < EPL; ++i) {
-            if (key[i] > best) {
-                best = key[i];
-                at = i * 32 + lane;
-            }
-        }
-        const uint32_t b = __reduce_max_sync(0xffffffffu, best);
-        uint32_t e = __reduce_min_sync(0xffffffffu, best == b ? at : 0xffffffffu);
-        e = e < n ? e : n - 1;
-        float v = 0.0f;
-#pragma unroll
-        for (int i = 0; i < EPL; ++i) {
-            if (e == i * 32 + lane) {
-                v = x[i];
-                key[i] = 0;
-            }
-        }
-        v = __shfl_sync(0xffffffffu, v, e & 31);
-        if (s == 0) {
-            top = v;
-        }
-        if (lane == s) {
-            mine = v;
-            mine_e = (int32_t)e;
-        }
-    }
-    float den = 0.0f;
-    if (norm) {
-        den = warp_sum(lane < k ? expf(mine - top) : 0.0f);
-    } else {
-        float s = 0.0f;
-#pragma unroll
-        for (int i = 0; i < EPL; ++i) {
-            s += (uint32_t)i * 32 + lane < n ? expf(x[i] - top) : 0.0f;
-        }
-        den = warp_sum(s);
-    }
-    if (lane < k) {
-        expert[lane] = mine_e;
-        weight[lane] = expf(mine - top) / den;
-    }
-}
-
 template <class A> __device__ void route_topk(const A &a, uint32_t m0, uint32_t m_rows)
 {
     for (uint32_t m = threadIdx.x / 32; m < m_rows; m += blockDim.x / 32) {
@@ -89,13 +23,7 @@ template <class A> __device__ void route_topk(const A &a, uint32_t m0, uint32_t 
         const float *l = a.logits + (uint64_t)r * a.n_experts;
         int32_t *e = a.expert + (uint64_t)r * a.k;
         float *w = a.weight + (uint64_t)r * a.k;
-        if (a.n_experts <= 128) {
-            warp_topk<4>(l, a.n_experts, a.k, a.norm, e, w);
-        } else if (a.n_experts <= 512) {
-            warp_topk<16>(l, a.n_experts, a.k, a.norm, e, w);
-        } else {
-            warp_topk<32>(l, a.n_experts, a.k, a.norm, e, w);
-        }
+        warp_route(l, a.n_experts, a.k, a.norm, e, w);
     }
 }
 
@@ -287,6 +215,10 @@ extern "C" int qx_cuda_moe_route(struct qx_queue *q, const struct qx_op_moe_rout
     }
     if (o->n_experts > 1024 || o->k > 32 || o->k > o->n_experts) {
         return qx_queue_refuse(q, "moe_route", "more than 1024 experts or 32 picked");
+    }
+    const int taken = qx_prompt_route(q, o);
+    if (taken <= 0) {
+        return taken;
     }
     const struct qx_weight &g = o->gate;
     if (g.fmt == QX_W_BF16 && ((uintptr_t)g.codes & 15) == 0 && ((uintptr_t)o->m & 15) == 0 && o->hidden % 8 == 0 &&
