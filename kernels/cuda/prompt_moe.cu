@@ -12,11 +12,13 @@
 #define PMOE_WIDE 192u  /* widest tile of pairs */
 #define PMOE_THIN 32u   /* tiles where the weights' bytes take the time, two blocks a multiprocessor */
 
-/* Tokens of one expert: pairs start .. start + n of the sorted order, with the expert's matrices. */
+/* Tokens of one expert: rows start .. start + n of the sorted order, in which every expert begins at a multiple of
+ * 8, with the expert's matrices. */
 struct __align__(16) pmoe_ent {
     const uint8_t *code[3], *scale[3]; /* gate, up, down */
     float factor[3];
-    uint32_t row0[3], scale_bf16, start, n; /* scale_bf16: a bit a matrix */
+    uint32_t row0[3], scale_bf16; /* a bit a matrix */
+    uint32_t start, n, out;       /* out: row of the results of the first */
 };
 
 /* ---- router --------------------------------------------------------------------------------- */
@@ -51,7 +53,7 @@ struct psort_args {
     uint32_t pairs, k, n_experts, width;
     const struct qx_weight *w[3];
     uint32_t *row;      /* row of x of each sorted pair; an expert's pairs begin at a multiple of 8 */
-    int32_t *at;        /* [pairs] where a pair went; -1: it has no expert */
+    int32_t *at;        /* [pairs] row of a pair's result, without gaps; -1: it has no expert */
     pmoe_ent *list;
     uint32_t *n_list;
     int f;
@@ -117,6 +119,7 @@ __global__ void __launch_bounds__(1024) pmoe_sort(const __grid_constant__ psort_
         return;
     }
     __shared__ uint32_t count[PMOE_MAX_EXPERTS], next[PMOE_MAX_EXPERTS], sums[32];
+    uint32_t *gap = count; /* of rows before an expert, once it is known */
     pdl_next();
     const uint32_t t = threadIdx.x, E = a.n_experts;
     for (uint32_t e = t; e < PMOE_MAX_EXPERTS; e += 1024) {
@@ -144,9 +147,12 @@ __global__ void __launch_bounds__(1024) pmoe_sort(const __grid_constant__ psort_
     const uint32_t e0 = 2 * t, c0 = count[e0], c1 = count[e0 + 1];
     const uint32_t n0 = (c0 + a.width - 1) / a.width, n1 = (c1 + a.width - 1) / a.width;
     const uint32_t g0 = gm_pad8(c0), g1 = gm_pad8(c1), start = block_scan(g0 + g1, sums) - g0 - g1;
+    const uint32_t out = block_scan(c0 + c1, sums) - c0 - c1;
     const uint32_t tile = block_scan(n0 + n1, sums) - n0 - n1;
     next[e0] = start;
     next[e0 + 1] = start + g0;
+    gap[e0] = start - out;
+    gap[e0 + 1] = start + g0 - out - c0;
     if (t == 1023) {
         *a.n_list = tile + n0 + n1;
     }
@@ -166,6 +172,7 @@ __global__ void __launch_bounds__(1024) pmoe_sort(const __grid_constant__ psort_
             x.scale_bf16 |= (w.scale_bf16 ? 1u : 0u) << m;
         }
         x.start = (second ? start + g0 : start) + (first < c ? first : c);
+        x.out = (second ? out + c0 : out) + first;
         x.n = first < c ? (c - first < per ? c - first : per) : 0;
         a.list[tile + j] = x;
     }
@@ -183,7 +190,7 @@ __global__ void __launch_bounds__(1024) pmoe_sort(const __grid_constant__ psort_
             if ((uint32_t)e[i] < E) {
                 const uint32_t d = atomicAdd(&next[e[i]], 1u);
                 a.row[d] = p / a.k;
-                a.at[p] = (int32_t)d;
+                a.at[p] = (int32_t)(d - gap[e[i]]);
             } else if (p < a.pairs) {
                 a.at[p] = -1;
             }
@@ -231,7 +238,7 @@ template <int F_, int PROMOTE_> struct pmoe_policy : gm_policy {
             r.e = u.e;
         } else {
             r.e = a.one;
-            r.e.start = i * a.width;
+            r.e.start = r.e.out = i * a.width;
             r.e.n = a.n_rows - r.e.start < a.width ? a.n_rows - r.e.start : a.width;
         }
         r.n = r.e.n;
@@ -355,7 +362,7 @@ template <int F_, int PROMOTE_> struct pmoe_down : pmoe_policy<F_, PROMOTE_> {
     {
         const uint32_t m = place(t, r);
         const float f = t.e.factor[2];
-        float *p = a.out + (uint64_t)(t.e.start + 2 * q) * a.rows + m;
+        float *p = a.out + (uint64_t)(t.e.out + 2 * q) * a.rows + m;
         if (m >= a.rows) {
             return;
         }
