@@ -666,6 +666,9 @@ int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o)
     const bool fast = a.up_s.tf == TF_BF16 && a.down_s.tf == TF_BF16 && a.up_r.tf == TF_NV && a.inter % 128 == 0 &&
                       a.s_inter % 128 == 0 && a.inter == a.s_inter && a.hidden % 32 == 0 &&
                       a.up_s.per * a.up_s.parts * 64 == a.up_s.bytes && a.up_r.per * a.up_r.parts * 64 == a.up_r.bytes;
+    if (!fast) { /* other formats end in an illegal address at the released widths: they take the tiles of moe.cu */
+        return 1;
+    }
     for (uint32_t r = 0; r < o->n_rows; r += 8) {
         a.m_rows = o->n_rows - r < 8 ? o->n_rows - r : 8;
         a.m = o->m + (uint64_t)r * a.hidden;
@@ -673,7 +676,7 @@ int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o)
         a.weight = o->weight + (uint64_t)r * a.k;
         a.y = o->y + (uint64_t)r * a.hidden;
         a.early = r == 0 && q->routed.m == o->m && q->routed.at == q->n_launches;
-        const int e = fast ? run_rows<true>(q, a) : run_rows<false>(q, a);
+        const int e = run_rows<true>(q, a);
         if (e) {
             return e;
         }

@@ -3,8 +3,10 @@
 
 usage: fixtures.py BIN FIXTURES [--device cuda] [--jobs N] [--only GLOB]
 
-Bounds (relative L2 of all wanted logits): 1e-3 with --precise, which keeps f32 activations and caches; 2e-2
-without, where caches and the products of many rows are bfloat16 (2^-9 a rounding, a few per layer, four layers).
+Bounds (relative L2 of all wanted logits): 1e-3 with --precise, which keeps f32 activations and caches. Without,
+caches and the inputs of products are bfloat16 (2^-9 a rounding, a few per layer, four layers): 2e-2 for the trained
+fixtures; 1e-1 for those of random weights, where a router's near tie may fall the other way and a row then gets
+another expert (the C reference with the same roundings has the same 7.4e-2 at most).
 Arg-max must agree wherever the gap between the best two logits exceeds the error met. Chunked prefill, token by
 token and whole prompts must agree within the same bound; two runs give the same bits.
 """
@@ -39,8 +41,9 @@ def one(job):
     want = np.load(os.path.join(path, 'expected', name + '.logits.npy'))
     pos = ','.join(map(str, e['logit_positions']))
     out, ok = [], True
+    rounded = 1e-1 if folder.startswith('micro') else 2e-2
     for mode, extra, bound in (('f32', ['--precise'], 1e-3), ('f32 chunk 7', ['--precise', '--chunk', '7'], 1e-3),
-                               ('bf16', [], 2e-2), ('bf16 chunk 64', ['--chunk', '64'], 2e-2)):
+                               ('bf16', [], rounded), ('bf16 chunk 64', ['--chunk', '64'], rounded)):
         tag = f'{folder}.{name}.{mode}'.replace('/', '_').replace(' ', '_')
         got, _ = run(path, e['tokens'], extra + ['-n', '0', '--positions', pos], tag)
         err = rel(got, want)
