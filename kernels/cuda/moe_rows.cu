@@ -598,7 +598,8 @@ static bool make_args(mr_args &a, struct qx_queue *q, const struct qx_op_moe *o)
     a.inter = o->experts.inter;
     a.n_experts = o->experts.n_experts;
     a.s_inter = o->s_inter;
-    if (!o->act_bf16 || o->k > MOE_MAX_K || a.hidden % 16 || a.inter % 8 || a.s_inter % 8 || a.inter > 32768 ||
+    if (q->smem_max < (int)MR_SMEM_MAX || !o->act_bf16 || o->k > MOE_MAX_K || a.hidden % 16 || a.inter % 8 ||
+        a.s_inter % 8 || a.inter > 32768 ||
         o->s_gate.fmt != o->s_up.fmt || o->s_gate_vec.fmt != QX_W_BF16 || !aligned(o->s_gate) ||
         !aligned(o->s_up) || !aligned(o->s_down)) {
         return false;
