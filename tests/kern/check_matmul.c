@@ -392,7 +392,7 @@ static void moe(struct kern_ctx *c, int v)
     a.y = kern_new(c, (size_t)n * H * 4);
     a.scratch = kern_new(c, (size_t)n * (k * (I + H) + S + H + 1) * 4);
     a.iscratch = kern_new(c, ((size_t)n * k + 3 * E + 8) * 4);
-    /* MXFP8 codes of the generator span 2^20 a block: few values carry a sum, and a rounding that falls the
+    /* MXFP8 of the generator: codes of 17 binades, scales of 8: few values carry a sum, and a rounding that falls the
      * other way shows as a larger part of it (an unrounded input would show as 3e-3) */
     kern_out(c, "y", 'f', a.y, (size_t)n * H, !act ? 0 : f == QX_W_MXFP8 ? 1e-3 : BOUND_ROUNDED);
     kern_shape(c, "%u rows, %u of %u, hidden %u, inter %u+%u, %s%s%s", n, k, E, H, I, S, kern_fmt_name(f),
