@@ -9,6 +9,7 @@
 #include "rules.h"
 #include "str.h"
 
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -585,8 +586,8 @@ static int bind_table(struct qx_bind *b)
     }
     if (t->row_base || t->n_rows < m->hash.n_rows) {
         problem(b, QX_E_MISSING, "rank-slice", t->module,
-                "holds rows %llu..%llu; generation needs all %llu", (unsigned long long)t->row_base,
-                (unsigned long long)(t->row_base + t->n_rows), (unsigned long long)m->hash.n_rows);
+                "holds rows %" PRIu64 "..%" PRIu64 "; generation needs all %" PRIu64, t->row_base,
+                t->row_base + t->n_rows, m->hash.n_rows);
         return 0;
     }
     if (t->width != m->cfg->ple_row_width) {
