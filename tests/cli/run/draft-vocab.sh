@@ -18,7 +18,9 @@ echo "1 x" > ids
 bad "usage" ids
 # Notes about the checkpoint come after what is wrong with the prompt.
 qx run "$SAMPLE" --prompt-file missing > out 2> err && echo accepted
-[ "$(wc -l < err)" = 1 ] && grep -q "cannot read prompt file 'missing'" err || cat err
+if [ "$(wc -l < err)" != 1 ] || ! grep -q "cannot read prompt file 'missing'" err; then
+    cat err
+fi
 # Files of logits are replaced only with --force.
 say --logits l.npy > out
 qx run "$SAMPLE" -q --device cpu --tokens 5 -n 1 --logits l.npy > out 2> err && echo replaced
