@@ -78,6 +78,17 @@ static const struct opt_command command = {
     .max_args = 1,
 };
 
+/* The published workload of --shared: what each request brings and what it asks for. */
+static uint64_t load_suffix(void)
+{
+    return o.prompt.n ? o.prompt.v[0] : 2048;
+}
+
+static uint64_t load_output(void)
+{
+    return o.has_n ? o.n : 256;
+}
+
 struct job {
     struct ui ui;
     struct qx_model *m;
@@ -263,7 +274,7 @@ static int rows(struct job *j, struct qx_error *err)
     int rc = 0;
     if (o.has_shared) {
         struct bench_load_opts l = {.streams = streams, .n_streams = ns, .shared = o.shared,
-                                    .suffix = o.prompt.n ? o.prompt.v[0] : 2048, .output = o.has_n ? o.n : 256,
+                                    .suffix = load_suffix(), .output = load_output(),
                                     .repeat = o.has_repeat ? o.repeat : 1, .device = j->device, .layout = j->layout,
                                     .csv = o.csv};
         return bench_load(&j->ui, j->m, &l, err);
@@ -366,7 +377,7 @@ static int load(struct job *j, const char *path, struct qx_ckpt **ck, struct qx_
         most = o.streams.v[i] > most ? o.streams.v[i] : most;
     }
     if (o.has_shared) {
-        need = o.shared + (o.prompt.n ? o.prompt.v[0] : 2048) + (o.has_n ? o.n : 256) + 8;
+        need = o.shared + load_suffix() + load_output() + 8;
         ++most; /* the request that brings the prefix */
     }
     struct qx_model_opts mo = QX_MODEL_OPTS_DEFAULT;
@@ -431,9 +442,8 @@ int main(int argc, char **argv)
         qx_model_info(j.m, &info);
         snprintf(j.device, sizeof j.device, "%s", info.device);
         j.bandwidth = qx_bench_bandwidth(j.m);
-        j.floor_bandwidth = strstr(info.device, "H200") && j.bandwidth < 4.3e12 ? 4.3e12 : j.bandwidth;
-        /* what large bf16 products reach on this device */
-        j.floor_flops = strstr(info.device, "H200") ? 790e12 : 0.0;
+        j.floor_bandwidth = fmax(j.bandwidth, (double)info.reach_bytes_s);
+        j.floor_flops = (double)info.reach_flops_s;
         j.floor_bandwidth = j.floor_bandwidth > 0.0 ? j.floor_bandwidth : 1.0;
         table_init(&j.t, cols, QX_ARRAY_LEN(cols));
         rc = rows(&j, &err);

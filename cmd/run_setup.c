@@ -393,7 +393,7 @@ int run_read_prompt(struct run *r, char **out, size_t *n)
 
 int run_read_prompt_file(struct run *r)
 {
-    return r->o.prompt_file_given && strcmp(r->o.prompt_file, "-")
+    return r->o.prompt_file_given && strcmp(r->o.prompt_file, "-") != 0
                ? read_text_file(r, r->o.prompt_file, "prompt file", &r->prompt_text) : 0;
 }
 

@@ -23,6 +23,9 @@ struct qx_device_info {
     uint32_t multiprocessors;
     uint32_t capability;       /* 90 for sm_90; 0 for the host */
     uint64_t bandwidth_bytes_s;/* peak of the device's memory by clock and bus width; 0 unknown */
+    /* What a well tuned reader and large bf16 products have been seen to reach on a device of this name,
+     * for the floors of `qx bench`; 0 unknown. */
+    uint64_t reach_bytes_s, reach_flops_s;
     char variants[256];        /* kernel variants chosen, for run -v */
 };
 

@@ -14,6 +14,7 @@
 #include "config.h"
 #include "error.h"
 #include "ops.h"
+#include "plan.h"
 #include "ple_hash.h"
 #include "qx.h"
 #include "rows.h"
@@ -218,6 +219,8 @@ struct qx_model {
 /* model.c: parts of loading that a model without a checkpoint (synth.c) needs too. The configuration must be
  * set: the layers and the hash; the device of the options and its queue; rotary table and hash constants. */
 int qx_model_describe(struct qx_model *m, struct qx_error *err);
+/* Budget, table place and what the device is, from a plan that fits. */
+void qx_model_take_plan(struct qx_model *m, const struct qx_plan *plan, const struct qx_device_info *info);
 int qx_model_open_device(struct qx_model *m, const struct qx_model_opts *o, struct qx_error *err);
 int qx_model_open_queue(struct qx_model *m, struct qx_error *err);
 int qx_model_constants(struct qx_model *m, struct qx_error *err);

@@ -187,6 +187,21 @@ static bool has_mtp(const struct qx_model *m)
     return m->cfg->n_mtp_layers > 0 && qx_ckpt_find(m->ck, "mtp.pre_fc_norm_hidden.weight");
 }
 
+void qx_model_take_plan(struct qx_model *m, const struct qx_plan *plan, const struct qx_device_info *info)
+{
+    m->budget = plan->budget;
+    m->place = plan->table;
+    memcpy(m->parts, plan->parts, sizeof plan->parts);
+    m->info.n_parts = plan->n_parts;
+    m->info.planned_device_bytes = plan->device_bytes;
+    m->info.planned_host_bytes = plan->host_bytes;
+    m->info.bandwidth_bytes_s = info->bandwidth_bytes_s;
+    m->info.reach_bytes_s = info->reach_bytes_s;
+    m->info.reach_flops_s = info->reach_flops_s;
+    snprintf(m->info.device, sizeof m->info.device, "%s", info->name);
+    snprintf(m->info.variants, sizeof m->info.variants, "%s", info->variants);
+}
+
 static int make_plan(struct qx_model *m, const struct qx_model_opts *o, const struct qx_bind *b,
                      struct qx_error *err)
 {
@@ -219,16 +234,8 @@ static int make_plan(struct qx_model *m, const struct qx_model_opts *o, const st
     if (!plan.fits) {
         return qx_plan_fail(&plan, err);
     }
-    m->budget = plan.budget;
-    m->place = plan.table;
-    memcpy(m->parts, plan.parts, sizeof plan.parts);
-    m->info.n_parts = plan.n_parts;
-    m->info.planned_device_bytes = plan.device_bytes;
-    m->info.planned_host_bytes = plan.host_bytes;
+    qx_model_take_plan(m, &plan, &info);
     m->info.weight_bytes = sizes.weight_bytes + (plan.table == QX_TABLE_DISK ? 0 : sizes.table_bytes);
-    m->info.bandwidth_bytes_s = info.bandwidth_bytes_s;
-    snprintf(m->info.device, sizeof m->info.device, "%s", info.name);
-    snprintf(m->info.variants, sizeof m->info.variants, "%s", info.variants);
     return 0;
 }
 

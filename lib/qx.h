@@ -283,6 +283,8 @@ struct qx_model_info {
      * included, the context of the process not; other processes count too. 0: unknown. */
     uint64_t device_used_bytes;
     uint64_t bandwidth_bytes_s;    /* the device memory's peak, 0 if unknown */
+    /* What reading and large bf16 products are known to reach on this device, 0 if unknown. */
+    uint64_t reach_bytes_s, reach_flops_s;
     const struct qx_plan_part *parts; /* owned by the model */
     uint32_t n_parts;
 };

@@ -201,7 +201,10 @@ int rp_plan_table(struct qx_repack *r, struct qx_error *err)
     if (rc != 0) {
         return rc;
     }
-    for (uint32_t i = 0; src && i < src->n_shards && !src->packed_rows; i++) {
+    if (src == NULL || src->n_shards == 0) { /* opening it has said so already */
+        return qx_fail_no_table(r->ck, err);
+    }
+    for (uint32_t i = 0; i < src->n_shards && !src->packed_rows; i++) {
         const struct qx_table_shard *s = &src->shards[i];
         if (s->weight == NULL) {
             return qx_fail(err, QX_E_MISSING, "ple-shard-missing",

@@ -424,7 +424,7 @@ static void compare_table(struct qx_resolved *r, struct qx_findings *fs)
     for (uint32_t i = 0; i < t->n_shards && !w && t->shards; i++) {
         w = t->shards[i].weight;
     }
-    if (!t->present || !w || t->foreign || t->packed_rows) {
+    if (!t->present || !t->module || !w || t->foreign || t->packed_rows) {
         t->source = cl[0].kind == QX_CL_FORMAT ? cl[0].source : cl[1].source;
         t->entry = cl[0].kind == QX_CL_FORMAT ? cl[0].entry : cl[1].entry;
         return;

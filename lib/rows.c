@@ -272,10 +272,15 @@ static void decode_span(const struct reader *rd, const struct want *w, size_t n,
         }
         uint64_t local = w[i].row % r->rows_per_part;
         const uint8_t *codes = code_p + (code_off(r, local) - begin);
-        const uint8_t *sc =
-            r->packed ? codes + r->code_bytes : scale_p + (local - first) * r->scale_bytes;
-        if (rd->dtype == QX_ROW_RAW || rd->dtype == QX_ROW_SCALES) {
-            memcpy(out, rd->dtype == QX_ROW_RAW ? codes : sc, rd->out_bytes);
+        const uint8_t *sc = r->packed          ? codes + r->code_bytes
+                            : scale_p != NULL ? scale_p + (local - first) * r->scale_bytes
+                                              : NULL;
+        if (rd->dtype == QX_ROW_RAW) {
+            memcpy(out, codes, rd->out_bytes);
+        } else if (rd->dtype == QX_ROW_SCALES) {
+            if (rd->out_bytes > 0) { /* a format without scales has none to give */
+                memcpy(out, sc, rd->out_bytes);
+            }
         } else if (rd->dtype == QX_ROW_F32) {
             decode_row(r, rd->ops, w[i].row, codes, sc, (float *)(void *)out);
         } else {

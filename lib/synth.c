@@ -343,14 +343,8 @@ static int make(struct synth *s, const struct qx_model_opts *o, struct qx_error 
     if (plan.table == QX_TABLE_DISK) {
         return qx_fail(err, QX_E_USAGE, "usage", "random weights have no table on disk");
     }
-    m->budget = plan.budget;
-    m->place = plan.table;
-    memcpy(m->parts, plan.parts, sizeof plan.parts);
-    m->info.n_parts = plan.n_parts;
-    m->info.planned_device_bytes = plan.device_bytes;
-    m->info.planned_host_bytes = plan.host_bytes;
+    qx_model_take_plan(m, &plan, &info);
     m->info.weight_bytes = r.weight_bytes + r.table_bytes;
-    memcpy(m->info.device, info.name, sizeof info.name);
     QX_TRY(make_pools(s, err));
     QX_TRY(synth_all(s, err));
     if (m->has_ple) {

@@ -242,9 +242,11 @@ static int read_file(const struct qx_json *root, struct qx_gen_defaults *d, stru
     return 0;
 }
 
-/* No stop ids in the file: those of the configuration and the tokenizer together. */
-static void stop_ids_elsewhere(const struct qx_ckpt *ck, struct qx_gen_defaults *d)
+/* No stop ids in the file: those of the configuration and the tokenizer together. A tokenizer that is
+ * missing or wrong names none here; whoever needs it reports it. */
+static int stop_ids_elsewhere(const struct qx_ckpt *ck, struct qx_gen_defaults *d, struct qx_error *err)
 {
+    struct qx_error local = {0};
     const struct qx_config *c = qx_ckpt_config(ck);
     int64_t eos = -1;
     bool known = false;
@@ -252,8 +254,15 @@ static void stop_ids_elsewhere(const struct qx_ckpt *ck, struct qx_gen_defaults 
         d->stop_ids[d->n_stop_ids++] = c->text_eos[i];
     }
     d->stop_source = d->n_stop_ids ? "config.json" : "nothing";
-    if (qx_tok_load_eos(ck, &eos, NULL) || eos < 0) {
-        return;
+    int rc = qx_tok_load_eos(ck, &eos, &local);
+    if (rc && local.code == QX_E_NOMEM) {
+        if (err) {
+            *err = local;
+        }
+        return rc;
+    }
+    if (rc || eos < 0) {
+        return 0;
     }
     for (uint32_t i = 0; i < d->n_stop_ids; i++) {
         known = known || d->stop_ids[i] == (uint32_t)eos;
@@ -263,6 +272,7 @@ static void stop_ids_elsewhere(const struct qx_ckpt *ck, struct qx_gen_defaults 
     if (!known && d->n_stop_ids < QX_STOP_IDS_MAX) {
         d->stop_ids[d->n_stop_ids++] = (uint32_t)eos;
     }
+    return 0;
 }
 
 int qx_gen_defaults_read(const struct qx_ckpt *ck, struct qx_gen_defaults *out, struct qx_error *err)
@@ -283,7 +293,7 @@ int qx_gen_defaults_read(const struct qx_ckpt *ck, struct qx_gen_defaults *out, 
     }
     qx_free(text);
     if (rc == 0 && !out->stop_source) {
-        stop_ids_elsewhere(ck, out);
+        rc = stop_ids_elsewhere(ck, out, err);
     }
     return rc;
 }

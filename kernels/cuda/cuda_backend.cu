@@ -113,6 +113,10 @@ static int cu_info(struct qx_backend *be, struct qx_device_info *out, struct qx_
         out->bandwidth_bytes_s = 2 * (uint64_t)khz * 1000 * (uint64_t)bits / 8; /* two transfers a clock */
     }
     cudaGetLastError();
+    if (strstr(out->name, "H200")) {
+        out->reach_bytes_s = 4300000000000u;
+        out->reach_flops_s = 790000000000000u;
+    }
     snprintf(out->variants, sizeof out->variants,
              "few rows: mma.sync%s; prompts: %s; with --precise activations as three bf16 terms",
              out->capability >= 90 ? " fed by bulk copies" : "", c->has_wgmma ? "wgmma" : "mma.sync");
