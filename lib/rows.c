@@ -278,7 +278,7 @@ static void decode_span(const struct reader *rd, const struct want *w, size_t n,
         if (rd->dtype == QX_ROW_RAW) {
             memcpy(out, codes, rd->out_bytes);
         } else if (rd->dtype == QX_ROW_SCALES) {
-            if (rd->out_bytes > 0) { /* a format without scales has none to give */
+            if (sc != NULL) { /* a format without scales has none to give */
                 memcpy(out, sc, rd->out_bytes);
             }
         } else if (rd->dtype == QX_ROW_F32) {
