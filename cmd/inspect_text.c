@@ -352,6 +352,27 @@ static void put_findings(struct qx_buf *b, const struct inspect_job *j)
     }
 }
 
+/* What lies on the host counts, too, where host and device share one memory. */
+static void put_shared(struct qx_buf *b, const struct qx_fit *f)
+{
+    uint64_t all = f->needed_bytes + f->host_bytes, table = 0;
+    char n[32];
+    qx_buf_fmt(b, ", %s on the host", qx_size_text(f->host_bytes, n));
+    qx_buf_fmt(b, " (%s where both are one memory", qx_size_text(all, n));
+    for (uint32_t i = 0; i < f->n_parts; i++) {
+        if (strcmp(f->parts[i].name, "ple_table") == 0 && strcmp(f->parts[i].place, "host") == 0) {
+            table = f->parts[i].size_bytes;
+        }
+    }
+    if (f->fits && all > f->device_bytes) {
+        qx_buf_str(b, ": too much there");
+        if (table && all - table <= f->device_bytes) {
+            qx_buf_fmt(b, "; --table disk takes %s", qx_size_text(all - table, n));
+        }
+    }
+    qx_buf_chr(b, ')');
+}
+
 static void put_fit(const struct inspect_job *j)
 {
     static const struct table_col cols[] = {
@@ -376,9 +397,7 @@ static void put_fit(const struct inspect_job *j)
                f->fits ? "yes" : "no", qx_size_text(f->needed_bytes, n),
                qx_size_text(f->device_bytes, m), f->ctx_tokens);
     if (f->host_bytes) {
-        qx_buf_fmt(&b, ", %s on the host", qx_size_text(f->host_bytes, n));
-        qx_buf_fmt(&b, " (%s where both are one memory)",
-                   qx_size_text(f->needed_bytes + f->host_bytes, m));
+        put_shared(&b, f);
     }
     if (f->advice[0]) {
         qx_buf_fmt(&b, "; %s", f->advice);

@@ -212,6 +212,20 @@ static int read_options(struct job *j, struct qx_repack_opts *q)
 
 /* ---- output ------------------------------------------------------------------------------- */
 
+/* What is free where the output goes, and whether it is enough. */
+static void put_free(struct qx_buf *b, uint64_t need, uint64_t have)
+{
+    char x[32];
+    if (have == UINT64_MAX) {
+        qx_buf_str(b, "free space unknown\n");
+    } else if (need > have) {
+        qx_buf_fmt(b, "free space %s: ", qx_size_text(have, x));
+        qx_buf_fmt(b, "not enough, %s are missing\n", qx_size_text(need - have, x));
+    } else {
+        qx_buf_fmt(b, "free space %s\n", qx_size_text(have, x));
+    }
+}
+
 static void put_plan(const struct qx_repack_info *i, struct qx_buf *b)
 {
     char x[32];
@@ -221,7 +235,7 @@ static void put_plan(const struct qx_repack_info *i, struct qx_buf *b)
     qx_buf_fmt(b, "tensors    %" PRIu64 " copied, %" PRIu64 " written anew, %" PRIu64 " left out\n",
                i->n_copied, i->n_converted, i->n_dropped);
     qx_buf_fmt(b, "memory     %s at most\n", qx_size_text(i->peak_bytes, x));
-    qx_buf_fmt(b, "free space %s\n", qx_size_text(i->free_bytes, x));
+    put_free(b, i->bytes_out, i->free_bytes);
 }
 
 static void json_plan(struct qx_json_out *out, const struct qx_repack_info *i)
@@ -413,7 +427,7 @@ static int archive(struct job *j, bool create)
                        a.n_files);
             qx_buf_fmt(&b, "output     %s at most\n", qx_size_text(a.bytes_out, x));
             qx_buf_fmt(&b, "memory     %s at most\n", qx_size_text(a.peak_bytes, x));
-            qx_buf_fmt(&b, "free space %s\n", qx_size_text(a.free_bytes, x));
+            put_free(&b, a.bytes_out, a.free_bytes);
         }
         ui_out(b.p != NULL ? b.p : "", b.n);
         qx_buf_fini(&b);

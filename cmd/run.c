@@ -57,7 +57,7 @@ static const struct opt run_options[] = {
 
     {OPT_GROUP, .help = "Device and memory"},
     {OPT_STR, 0, "device", "DEV", &O.device, 0, "cpu, cuda or cuda:N (default: cuda if there is one)"},
-    {OPT_U64, 0, "gpus", "N", &O.gpus, 0, "number of devices"},
+    {OPT_U64, 0, "gpus", "N", &O.gpus, 0, "number of devices (1)"},
     {OPT_CHOICE, 0, "table", "PLACE", &O.table, 0, "where the n-gram table lies: device, host or disk",
      table_words},
     {OPT_SIZE, 0, "device-memory", "SIZE", &O.device_memory, &O.device_memory_given, "plan within this "
