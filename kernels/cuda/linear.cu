@@ -313,8 +313,8 @@ int qx_linear_few(struct qx_queue *q, const struct qx_op_linear *o)
     unsigned tiled = 0, plain = 0, nv = 0;
     for (uint32_t j = 0; j < o->n_weights; ++j) {
         stream_w w;
-        if (!o->act_bf16 || !can_stream(q) || !make_stream_w(o->w[j], LIN_SEG, &w) || w.tf == TF_MX) {
-            tiled |= o->w[j].rows ? 1u << j : 0; /* MXFP8 too: see moe_rows.cu, the cause may lie here */
+        if (!o->act_bf16 || !can_stream(q) || !make_stream_w(o->w[j], LIN_SEG, &w)) {
+            tiled |= o->w[j].rows ? 1u << j : 0;
         } else if (w.tf == TF_NV) {
             nv |= 1u << j;
         } else {

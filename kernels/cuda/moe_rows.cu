@@ -571,7 +571,7 @@ static bool make_args(mr_args &a, struct qx_queue *q, const struct qx_op_moe *o)
     a.up_r = cut_of(o->experts.fmt, a.hidden, MR_WARPS, false);
     a.down_s = cut_of(o->s_down.fmt, a.s_inter, 4, true);
     a.down_r = cut_of(o->experts.fmt, a.inter, 1, true);
-    /* Other formats through kernels of this form ended in an illegal address at the released widths. */
+    /* what these kernels have code for; other formats take the tiles of moe.cu */
     if (a.up_s.tf != TF_BF16 || a.down_s.tf != TF_BF16 || a.up_r.tf != TF_NV || a.down_r.tf != TF_NV ||
         a.inter % 128 || a.inter != a.s_inter || a.hidden % 32 ||
         a.up_s.per * a.up_s.parts * 64 != a.up_s.bytes || a.up_r.per * a.up_r.parts * 64 != a.up_r.bytes) {

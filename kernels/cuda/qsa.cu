@@ -92,10 +92,11 @@ __global__ void __launch_bounds__(128) qsa_prepare(const __grid_constant__ prep_
     const bool index = task >= i0;
     const uint32_t n = index ? a.i_dim : a.dim, half = a.rope.rotary_dim / 2;
     const float *norm = task < k0 ? a.qn : task < v0 ? a.kn : task < x0 ? a.iqn : a.ikn;
+    const uint32_t n_norm = task < v0 || index ? n : 0; /* values have none */
     float w[N], v[N];
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-        w[k] = lane + 32 * k < n ? 1.0f + __ldg(norm + lane + 32 * k) : 0.0f;
+        w[k] = lane + 32 * k < n_norm ? 1.0f + __ldg(norm + lane + 32 * k) : 0.0f;
     }
     /* the index key is turned for its block's first position */
     const bool ends = ((uint32_t)pos + 1) % a.ratio == 0;
