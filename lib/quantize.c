@@ -72,6 +72,24 @@ void qx_nvfp4_quantize_level(enum qx_simd level, const float *x, size_t n_rows, 
     loops_at(level)->nvfp4(x, n_rows, cols, global, search, codes, scales, st);
 }
 
+bool qx_nvfp4_quantize_e4m3_level(enum qx_simd level, const uint8_t *x, float scale, size_t n_rows,
+                                  size_t cols, float global, bool search, uint8_t *codes,
+                                  uint8_t *scales, struct qx_quant_stats *st)
+{
+    if (!(scale >= 0.0f && scale <= 0x1p119f)) {
+        return false;
+    }
+    loops_at(level)->nvfp4_e4m3(x, scale, n_rows, cols, global, search, codes, scales, st);
+    return true;
+}
+
+bool qx_nvfp4_quantize_e4m3(const uint8_t *x, float scale, size_t n_rows, size_t cols, float global,
+                            bool search, uint8_t *codes, uint8_t *scales, struct qx_quant_stats *st)
+{
+    return qx_nvfp4_quantize_e4m3_level(qx_simd_level(), x, scale, n_rows, cols, global, search,
+                                        codes, scales, st);
+}
+
 float qx_fp8_plain_scale(float amax)
 {
     if (!(amax > 0.0f)) {

@@ -35,6 +35,14 @@ void qx_nvfp4_quantize(const float *x, size_t n_rows, size_t cols, float global,
 /* The same by a given set of loops, for tests and benches. */
 void qx_nvfp4_quantize_level(enum qx_simd level, const float *x, size_t n_rows, size_t cols, float global,
                              bool search, uint8_t *codes, uint8_t *scales, struct qx_quant_stats *st);
+/* The same of E4M3 bytes without NaN under one scale, without decoding them first: nothing differs from
+ * qx_nvfp4_quantize of the decoded values. False, and nothing done, for a scale that this way does not
+ * know: negative, NaN or above 2^119. */
+bool qx_nvfp4_quantize_e4m3(const uint8_t *x, float scale, size_t n_rows, size_t cols, float global,
+                            bool search, uint8_t *codes, uint8_t *scales, struct qx_quant_stats *st);
+bool qx_nvfp4_quantize_e4m3_level(enum qx_simd level, const uint8_t *x, float scale, size_t n_rows,
+                                  size_t cols, float global, bool search, uint8_t *codes, uint8_t *scales,
+                                  struct qx_quant_stats *st);
 
 /* Values with how often they occur: the whole of a table in little memory, for tables stored in at most
  * 16 bits a value. Magnitudes only. */

@@ -8,36 +8,16 @@
 
 #include "codes.h"
 #include "fp8.h"
+#include "quantize_vec.h"
 
 #include <float.h>
 #include <string.h>
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
 
-#ifndef LANES
-#define LANES 4
+#ifndef SET
 #define SET c
 #endif
 #define PARTS 16
-
-typedef float vf __attribute__((vector_size(4 * LANES)));
-typedef int32_t vi __attribute__((vector_size(4 * LANES)));
-
-/* Lanes of two vectors by index. */
-#if defined(__clang__)
-static inline vf shuffle_lanes(vf a, vf b, vi at)
-{
-    vf r;
-    for (int j = 0; j < LANES; j++) {
-        r[j] = at[j] < LANES ? a[at[j]] : b[at[j] - LANES];
-    }
-    return r;
-}
-#define SHUFFLE(a, b, at) shuffle_lanes(a, b, at)
-#else
-#define SHUFFLE(a, b, at) __builtin_shuffle(a, b, at)
-#endif
+#define ALWAYS_INLINE __attribute__((always_inline))
 
 /* Scales tried besides the plain one: codes below (clipping the largest value) and above it (the
  * largest value at 4 instead of 6 and beyond). */
@@ -47,114 +27,25 @@ static inline vf shuffle_lanes(vf a, vf b, vi at)
  * by more than this to be sure to be better. */
 #define MARGIN 1e-5f
 
-static inline vf as_f(vi v)
-{
-    return (vf)v;
-}
-static inline vi as_i(vf v)
-{
-    return (vi)v;
-}
-static inline vf pick(vi mask, vf a, vf b)
-{
-    return as_f((mask & as_i(a)) | (~mask & as_i(b)));
-}
-static inline vi picki(vi mask, vi a, vi b)
-{
-    return (mask & a) | (~mask & b);
-}
-static inline vf splat(float f)
-{
-    return f - (vf){0};
-}
-static inline vf vabs(vf v)
-{
-    return as_f(as_i(v) & 0x7fffffff);
-}
-
-/* Larger and smaller; NaN does not occur (inputs are finite). */
-static inline vf vmax(vf a, vf b)
-{
-#if defined(__AVX512F__) && LANES == 16
-    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
-#elif defined(__AVX2__) && LANES == 8
-    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
-#elif defined(__SSE2__) && LANES == 4
-    return (vf)_mm_max_ps((__m128)a, (__m128)b);
-#else
-    return pick(a > b, a, b);
-#endif
-}
-static inline vf vmin(vf a, vf b)
-{
-#if defined(__AVX512F__) && LANES == 16
-    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
-#elif defined(__AVX2__) && LANES == 8
-    return (vf)_mm256_min_ps((__m256)a, (__m256)b);
-#elif defined(__SSE2__) && LANES == 4
-    return (vf)_mm_min_ps((__m128)a, (__m128)b);
-#else
-    return pick(a < b, a, b);
-#endif
-}
-/* The low bytes of the first m lanes. */
-static inline void store_bytes(uint8_t *p, vi v, size_t m)
-{
-#if defined(__AVX512F__) && LANES == 16
-    if (m == LANES) {
-        _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8((__m512i)v));
-        return;
-    }
-#endif
-    for (size_t k = 0; k < m; k++) {
-        p[k] = (uint8_t)v[k];
-    }
-}
-
-/* E4M3 codes 1 to 0x7e as numbers. */
-static inline vf e4m3(vi c)
-{
-    vf small = __builtin_convertvector(c, vf) * 0x1p-9f;
-    return pick(c < 8, small, as_f((c << 20) + 0x3c000000));
-}
-
-/* The nearest E2M1 magnitude of a >= 0, ties to the even code, at most 6. */
-static inline vf e2m1_round(vf a)
-{
-    /* 1.5 x 2^22 x the power of two below max(a, 1): adding it leaves steps of a half below 2, of 1
-     * below 4 and of 2 above. */
-    vf magic = as_f((as_i(vmax(a, splat(1.0f))) & 0x7f800000) + ((22 << 23) | 0x400000));
-    return vmin((a + magic) - magic, splat(6.0f));
-}
-
-/* The code of such a magnitude. */
-static inline vi e2m1_code(vf r)
-{
-#if defined(__AVX512F__) && LANES == 16
-    const __m512i of = _mm512_setr_epi32(0, 1, 2, 3, 4, 0, 5, 0, 6, 0, 0, 0, 7, 0, 0, 0);
-    return (vi)_mm512_permutexvar_epi32(_mm512_cvttps_epi32((__m512)(r + r)), of);
-#else
-    vi low = __builtin_convertvector(r + r, vi);
-    return picki(r < 1.0f, low, (as_i(r) >> 22) - 252);
-#endif
-}
-
-static inline vf reciprocal(vf s, float global)
-{
-    vf inv = 1.0f / (s * global);
-    return pick(inv <= FLT_MAX, inv, splat(0.0f));
-}
-
-/* Squared error of LANES blocks under scales s, exactly as decoded; the codes' magnitudes and the
- * largest error beside it. */
-static inline vf blocks_error(const vf *x, vf s, vf inv, float global, vf *code, vf *max)
+/* Squared error of LANES blocks under scales s, exactly as decoded; the largest error beside it, and
+ * (word not NULL) the codes' magnitudes, code k in bits 4 (k % 8) of word k / 8. */
+static inline vf blocks_error(const vf *x, vf s, vf inv, float global, vi *word, vf *max)
 {
     vf sum = {0}, top = {0};
+    vi w[2] = {{0}, {0}}, bits;
+#pragma GCC unroll 16
     for (int k = 0; k < 16; k++) {
-        code[k] = e2m1_round(x[k] * inv);
-        vf d = x[k] - (code[k] * s) * global;
+        vf d = x[k] - (e2m1_round(x[k] * inv, &bits) * s) * global;
         sum += d * d;
-        top = vmax(vabs(d), top);
+        top = max_abs(top, d);
+        if (word != NULL) {
+            vi c = e2m1_code(bits) << (4 * (k % 8));
+            w[k / 8] = join(w[k / 8], c, (vi){0} + (int32_t)(15u << (4 * (k % 8))));
+        }
+    }
+    if (word != NULL) {
+        word[0] = w[0];
+        word[1] = w[1];
     }
     *max = top;
     return sum;
@@ -274,18 +165,23 @@ static inline vh nearest(vh y)
 #endif
 }
 
-/* The best scale of LANES blocks whose plain scale is normal; of others some scale. m: magnitudes,
- * inv: 1 / (plain scale x global). */
-static inline vi search_scale(const vf *m, vi plain, vf inv)
+/* Magnitudes in units of the plain scale for the search; inv: 1 / (plain scale x global). */
+static inline void search_units(const vf *m, vf inv, vh *y)
 {
-    vh y[8];
-    vf unit = inv * 8192.0f, least = {0};
-    vi mantissa = plain & 7, best = plain;
+    vf unit = inv * 8192.0f;
     for (int k = 0; k < 8; k++) {
         vi a = __builtin_convertvector(vmin(m[2 * k] * unit, splat(65535.0f)), vi);
         vi b = __builtin_convertvector(vmin(m[2 * k + 1] * unit, splat(65535.0f)), vi);
         y[k] = (vh)(a | (b << 16));
     }
+}
+
+/* The best scale of LANES blocks whose plain scale is normal; of others some scale. */
+static inline vi search_scale(const vh *y, vi plain)
+{
+    vf least = {0};
+    vi mantissa = plain & 7, best = plain;
+#pragma GCC unroll 16
     for (int i = 0; i <= BELOW + ABOVE; i++) {
         /* The plain scale is looked at first. */
         int d = i == 0 ? 0 : i <= BELOW ? i - 1 - BELOW : i - BELOW;
@@ -301,9 +197,17 @@ static inline vi search_scale(const vf *m, vi plain, vf inv)
             least = e;
             continue;
         }
+#if defined(__AVX512F__) && LANES == 16
+        __mmask16 better = _mm512_mask_cmp_ps_mask(
+            _mm512_cmple_epi32_mask((__m512i)c, _mm512_set1_epi32(0x7e)), (__m512)e, (__m512)least,
+            _CMP_LT_OQ);
+        best = (vi)_mm512_mask_mov_epi32((__m512i)best, better, (__m512i)c);
+        least = (vf)_mm512_mask_mov_ps((__m512)least, better, (__m512)e);
+#else
         vi better = (e < least) & (c <= 0x7e);
         best = picki(better, c, best);
         least = pick(better, e, least);
+#endif
     }
     return best;
 }
@@ -313,7 +217,8 @@ static inline vf blocks_estimate(const vf *x, vi c, float global)
 {
     vf s = e4m3(c), unit = s * global, inv = reciprocal(s, global), sum = {0};
     for (int k = 0; k < 16; k++) {
-        vf y = x[k] * inv, d = y - e2m1_round(y);
+        vi bits;
+        vf y = x[k] * inv, d = y - e2m1_round(y, &bits);
         sum += d * d;
     }
     return sum * (unit * unit);
@@ -389,9 +294,115 @@ static inline void turn(const float *x, vf *m)
     }
 }
 
+/* LANES blocks on their side: magnitudes, and the signs where their codes' signs will be. */
+struct blocks {
+    vf m[16], amax;
+    vi sign[2];
+};
+
+static inline void load_f32(const float *x, struct blocks *b)
+{
+    turn(x, b->m);
+    b->amax = b->m[0] - b->m[0];
+    b->sign[0] = b->sign[1] = (vi){0};
+    for (int k = 0; k < 16; k++) {
+        int at = 4 * (k % 8);
+        vi u = (vi)((vu)as_i(b->m[k]) >> (28 - at));
+        b->sign[k / 8] = join(b->sign[k / 8], u, (vi){0} + (int32_t)(8u << at));
+        b->m[k] = vabs(b->m[k]);
+        b->amax = vmax(b->m[k], b->amax);
+    }
+}
+
+/* From E4M3 bytes without NaN, under one scale from 0 to 2^119: the same as load_f32 of their values. */
+static inline void load_e4m3(const uint8_t *x, float scale, struct blocks *b)
+{
+#if defined(__AVX512BW__) && LANES == 16
+    /* Register z gets blocks z, z + 4, z + 8, z + 12, so that turning squares of four words within
+     * quarters leaves word j of block i in lane i of d[j]. */
+    __m512i r[4], d[4], top = _mm512_setzero_si512();
+    for (int z = 0; z < 4; z++) {
+        const __m128i *p = (const __m128i *)(const void *)(x + 16 * z);
+        r[z] = _mm512_inserti32x4(_mm512_castsi128_si512(_mm_loadu_si128(p)), _mm_loadu_si128(p + 4), 1);
+        r[z] = _mm512_inserti32x4(r[z], _mm_loadu_si128(p + 8), 2);
+        r[z] = _mm512_inserti32x4(r[z], _mm_loadu_si128(p + 12), 3);
+    }
+    __m512i t0 = _mm512_unpacklo_epi32(r[0], r[1]), t1 = _mm512_unpackhi_epi32(r[0], r[1]);
+    __m512i t2 = _mm512_unpacklo_epi32(r[2], r[3]), t3 = _mm512_unpackhi_epi32(r[2], r[3]);
+    d[0] = _mm512_unpacklo_epi64(t0, t2);
+    d[1] = _mm512_unpackhi_epi64(t0, t2);
+    d[2] = _mm512_unpacklo_epi64(t1, t3);
+    d[3] = _mm512_unpackhi_epi64(t1, t3);
+    /* Bytes of one element together, sixteen in a quarter of a register. */
+    const __m512i quads = _mm512_broadcast_i32x4(
+        _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    const __m512i quarters = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i magnitude = _mm512_set1_epi8(0x7f);
+    const __m512 s = _mm512_set1_ps(scale * 256.0f); /* shifted into F16 a byte is 1/256 of its value */
+    vi sign[4];
+    for (int j = 0; j < 4; j++) {
+        /* Bits 7, 15, 23, 31 to 3, 7, 11, 15. */
+        vi u = (vi)_mm512_andnot_si512(magnitude, d[j]) >> 4 & 0x08080808;
+        u = (u | u >> 4) & 0x00880088;
+        sign[j] = (u | u >> 8) & 0x8888;
+        __m512i m = _mm512_and_si512(d[j], magnitude);
+        top = _mm512_max_epu8(top, m);
+        m = _mm512_permutexvar_epi32(quarters, _mm512_shuffle_epi8(m, quads));
+        __m512i lo = _mm512_slli_epi16(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(m)), 7);
+        __m512i hi = _mm512_slli_epi16(_mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(m, 1)), 7);
+        vf *out = b->m + 4 * j;
+        out[0] = (vf)_mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(lo)), s);
+        out[1] = (vf)_mm512_mul_ps(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(lo, 1)), s);
+        out[2] = (vf)_mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(hi)), s);
+        out[3] = (vf)_mm512_mul_ps(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(hi, 1)), s);
+    }
+    b->sign[0] = sign[0] | sign[1] << 16;
+    b->sign[1] = sign[2] | sign[3] << 16;
+    top = _mm512_max_epu8(top, _mm512_srli_epi32(top, 16));
+    top = _mm512_max_epu8(top, _mm512_srli_epi32(top, 8));
+    b->amax = e4m3((vi)top & 0xff) * scale;
+#else
+    float v[LANES * 16];
+    for (int i = 0; i < LANES * 16; i += LANES) {
+        vb bytes;
+        memcpy(&bytes, x + i, LANES);
+        vf y = e4m3_values(__builtin_convertvector(bytes, vi)) * scale;
+        memcpy(v + i, &y, sizeof y);
+    }
+    load_f32(v, b);
+#endif
+}
+
 struct block_stats {
     vf sum_sq, err, plain_err, max, plain_max;
 };
+
+/* The sums of a block beside each other, those of block b at BESIDE(b). */
+#if defined(__AVX512F__) && LANES == 16
+#define BESIDE(b) ((b) % 4 * 4 + (b) / 4)
+#else
+#define BESIDE(b) (b)
+#endif
+static inline void lay_beside(const struct block_stats *st, float (*out)[4])
+{
+#if defined(__AVX512F__) && LANES == 16
+    __m512 a = (__m512)st->sum_sq, b = (__m512)st->err, c = (__m512)st->plain_err;
+    __m512 ac[2] = {_mm512_unpacklo_ps(a, c), _mm512_unpackhi_ps(a, c)};
+    __m512 b0[2] = {_mm512_unpacklo_ps(b, b), _mm512_unpackhi_ps(b, b)};
+    for (int i = 0; i < 4; i++) {
+        _mm512_storeu_ps(out[4 * i], i % 2 == 0 ? _mm512_unpacklo_ps(ac[i / 2], b0[i / 2])
+                                                : _mm512_unpackhi_ps(ac[i / 2], b0[i / 2]));
+    }
+#else
+    for (int i = 0; i < LANES; i++) {
+        out[i][0] = st->sum_sq[i];
+        out[i][1] = out[i][3] = st->err[i];
+        out[i][2] = st->plain_err[i];
+    }
+#endif
+}
+typedef float v4f __attribute__((vector_size(16)));
+typedef double v4d __attribute__((vector_size(32)));
 
 /* The plain scale: amax / (6 global) to E4M3, at least 1. */
 static inline vi plain_scale(vf amax, float global)
@@ -406,101 +417,180 @@ static inline vi plain_scale(vf amax, float global)
     return picki(plain < 1, plain * 0 + 1, plain);
 }
 
-/* LANES blocks at x [LANES][16]. */
-static inline void nvfp4_lanes(const float *x, float global, bool search, uint8_t *codes,
-                               uint8_t *scales, struct block_stats *st)
+/* LANES blocks on their way. What depends on what came before is done for GROUPS of them in turn, so
+ * that the processor has others to go on with while one waits. */
+#define GROUPS 8
+struct group {
+    struct blocks in;
+    struct block_stats st;
+    vh y[8];
+    vi plain, best;
+    vf inv;
+};
+
+static inline void plain_choice(struct group *g, float global, bool search)
 {
-    vf m[16], amax = {0}, sum_sq = {0};
-    vi sign[16];
-    turn(x, m);
+    const vf *m = g->in.m;
+    g->st.sum_sq = m[0] - m[0];
     for (int k = 0; k < 16; k++) {
-        sign[k] = (as_i(m[k]) >> 28) & 8;
-        m[k] = vabs(m[k]);
-        amax = vmax(m[k], amax);
-        sum_sq += m[k] * m[k];
+        g->st.sum_sq += m[k] * m[k];
     }
-    vi plain = plain_scale(amax, global), best = plain, zero = amax == 0.0f;
-    vf scale = e4m3(plain), inv = reciprocal(scale, global), code[16];
-    vf plain_err = blocks_error(m, scale, inv, global, code, &st->plain_max), best_err = plain_err;
-    st->max = st->plain_max;
+    g->plain = g->best = plain_scale(g->in.amax, global);
+    vf scale = e4m3(g->plain);
+    g->inv = reciprocal(scale, global);
     if (search) {
-        vi small = (plain < 16) & ~zero;
-        vf max, other[16];
-        best = search_scale(m, plain, inv);
-        if (any(small)) {
-            best = picki(small, search_small(m, plain, global), best);
-        }
-        best = picki(zero, plain, best);
-        scale = e4m3(best);
-        best_err = blocks_error(m, scale, reciprocal(scale, global), global, other, &max);
-        vi keep = best_err < plain_err * (1.0f - MARGIN);
-        best = picki(keep, best, plain);
-        best_err = pick(keep, best_err, plain_err);
-        st->max = pick(keep, max, st->plain_max);
-        for (int k = 0; k < 16; k++) {
-            code[k] = pick(keep, other[k], code[k]);
+        g->st.plain_err = blocks_error(m, scale, g->inv, global, NULL, &g->st.plain_max);
+        search_units(m, g->inv, g->y);
+    }
+}
+
+static inline void search_choice(struct group *g, float global)
+{
+    vi zero = g->in.amax == 0.0f, small = (g->plain < 16) & ~zero;
+    vi best = search_scale(g->y, g->plain);
+    if (any(small)) {
+        best = picki(small, search_small(g->in.m, g->plain, global), best);
+    }
+    g->best = picki(zero, g->plain, best);
+}
+
+static inline void final_choice(struct group *g, float global, bool search, uint8_t *codes,
+                                uint8_t *scales)
+{
+    const vf *m = g->in.m;
+    struct block_stats *st = &g->st;
+    vi word[2], best = g->best;
+    vf s = e4m3(best);
+    st->err = blocks_error(m, s, reciprocal(s, global), global, word, &st->max);
+    if (!search) {
+        st->plain_err = st->err;
+        st->plain_max = st->max;
+    } else {
+        vi worse = (best != g->plain) & ~(st->err < st->plain_err * (1.0f - MARGIN));
+        if (any(worse)) {
+            vi other[2];
+            best = picki(worse, g->plain, best);
+            (void)blocks_error(m, e4m3(g->plain), g->inv, global, other, &s);
+            word[0] = picki(worse, other[0], word[0]);
+            word[1] = picki(worse, other[1], word[1]);
+            st->err = pick(worse, st->plain_err, st->err);
+            st->max = pick(worse, st->plain_max, st->max);
         }
     }
-    st->err = best_err;
-    st->plain_err = plain_err;
-    st->sum_sq = sum_sq;
-    best = picki(zero, best * 0, best);
-    /* Eight bytes a block: codes 2k and 2k + 1 are byte k, four bytes a word. */
-    vi word[2] = {{0}, {0}};
-    for (int k = 0; k < 16; k++) {
-        vi c = e2m1_code(code[k]);
-        c = picki(c == 0, c, c | sign[k]);
-        word[k / 8] |= c << (4 * (k % 8));
-    }
+    best &= g->in.amax > 0.0f;
+    /* Code 0 has no sign: 7 more reach bit 3 of any other. Bytes lie as in the words. */
     int32_t turn_back[2][LANES];
+    for (int h = 0; h < 2; h++) {
+        word[h] = join(word[h], g->in.sign[h], word[h] + 0x77777777);
+    }
     memcpy(turn_back, word, sizeof turn_back);
-    for (int b = 0; b < LANES; b++) {
-        memcpy(codes + 8 * b, &turn_back[0][b], 4);
-        memcpy(codes + 8 * b + 4, &turn_back[1][b], 4);
+    for (int i = 0; i < LANES; i++) {
+        memcpy(codes + 8 * i, &turn_back[0][i], 4);
+        memcpy(codes + 8 * i + 4, &turn_back[1][i], 4);
     }
     store_bytes(scales, best, LANES);
 }
 
-static void nvfp4_all(const float *x, size_t n_rows, size_t cols, float global, bool search,
-                      uint8_t *codes, uint8_t *scales, struct qx_quant_stats *st)
+struct nvfp4_sums {
+    struct qx_row_sums rows;
+    v4d row;
+    vf max, plain_max;
+};
+
+/* The sums of the first n blocks of a group. */
+static inline void add_sums(struct nvfp4_sums *a, const struct block_stats *bs, size_t n,
+                            struct qx_quant_stats *st)
 {
-    size_t n = n_rows * (cols / 16);
-    struct qx_row_sums rows = {.blocks_per_row = cols / 16};
-    vf max = {0}, plain_max = {0};
-    for (size_t b = 0; b < n; b += LANES) {
-        size_t m = n - b < LANES ? n - b : LANES;
-        struct block_stats bs;
-        if (m == LANES) {
-            nvfp4_lanes(x + b * 16, global, search, codes + b * 8, scales + b, &bs);
+    float sums[LANES][4];
+    lay_beside(bs, sums);
+    a->max = vmax(bs->max, a->max);
+    a->plain_max = vmax(bs->plain_max, a->plain_max);
+    for (size_t i = 0; i < n; i++) {
+        v4f one;
+        memcpy(&one, sums[BESIDE(i)], sizeof one);
+        a->row += __builtin_convertvector(one, v4d);
+        if (++a->rows.at == a->rows.blocks_per_row) {
+            a->rows.sum_sq = a->row[0];
+            a->rows.err = a->row[1];
+            a->rows.plain = a->row[2];
+            qx_count_row(&a->rows, st);
+            a->row = (v4d){0};
+        }
+    }
+}
+
+/* n groups of blocks of floats (x) or of E4M3 bytes under one scale (bytes). */
+ALWAYS_INLINE static inline void nvfp4_groups(struct group *g, size_t n, const float *x,
+                                              const uint8_t *bytes, float bytes_scale, float global,
+                                              bool search, uint8_t *codes, uint8_t *scales)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (x != NULL) {
+            load_f32(x + i * LANES * 16, &g[i].in);
         } else {
-            float pad[LANES * 16] = {0};
-            uint8_t pad_codes[LANES * 8], pad_scales[LANES];
+            load_e4m3(bytes + i * LANES * 16, bytes_scale, &g[i].in);
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        plain_choice(&g[i], global, search);
+    }
+    for (size_t i = 0; search && i < n; i++) {
+        search_choice(&g[i], global);
+    }
+    for (size_t i = 0; i < n; i++) {
+        final_choice(&g[i], global, search, codes + i * LANES * 8, scales + i * LANES);
+    }
+}
+
+ALWAYS_INLINE static inline void nvfp4_all(const float *x, const uint8_t *bytes, float bytes_scale,
+                                           size_t n_rows, size_t cols, float global, bool search,
+                                           uint8_t *codes, uint8_t *scales, struct qx_quant_stats *st)
+{
+    size_t n = n_rows * (cols / 16), b = 0;
+    struct nvfp4_sums sums = {.rows = {.blocks_per_row = cols / 16}};
+    struct group g[GROUPS];
+    for (; b + LANES <= n;) {
+        size_t k = (n - b) / LANES < GROUPS ? (n - b) / LANES : GROUPS;
+        nvfp4_groups(g, k, x != NULL ? x + b * 16 : NULL, x != NULL ? NULL : bytes + b * 16,
+                     bytes_scale, global, search, codes + b * 8, scales + b);
+        for (size_t i = 0; i < k; i++) {
+            add_sums(&sums, &g[i].st, LANES, st);
+        }
+        b += k * LANES;
+    }
+    if (b < n) {
+        size_t m = n - b;
+        float pad[LANES * 16] = {0};
+        uint8_t pad_bytes[LANES * 16] = {0}, pad_codes[LANES * 8], pad_scales[LANES];
+        if (x != NULL) {
             memcpy(pad, x + b * 16, m * 16 * sizeof *x);
-            nvfp4_lanes(pad, global, search, pad_codes, pad_scales, &bs);
-            memcpy(codes + b * 8, pad_codes, m * 8);
-            memcpy(scales + b, pad_scales, m);
+        } else {
+            memcpy(pad_bytes, bytes + b * 16, m * 16);
         }
-        max = vmax(bs.max, max);
-        plain_max = vmax(bs.plain_max, plain_max);
-        float sums[3][LANES];
-        memcpy(sums[0], &bs.sum_sq, sizeof sums[0]);
-        memcpy(sums[1], &bs.err, sizeof sums[1]);
-        memcpy(sums[2], &bs.plain_err, sizeof sums[2]);
-        for (size_t i = 0; i < m; i++) {
-            rows.sum_sq += (double)sums[0][i];
-            rows.err += (double)sums[1][i];
-            rows.plain += (double)sums[2][i];
-            if (++rows.at == rows.blocks_per_row) {
-                qx_count_row(&rows, st);
-            }
-        }
+        nvfp4_groups(g, 1, x != NULL ? pad : NULL, pad_bytes, bytes_scale, global, search,
+                     pad_codes, pad_scales);
+        memcpy(codes + b * 8, pad_codes, m * 8);
+        memcpy(scales + b, pad_scales, m);
+        add_sums(&sums, &g[0].st, m, st);
     }
     for (int k = 0; k < LANES; k++) {
-        st->max_err = (double)max[k] > st->max_err ? (double)max[k] : st->max_err;
-        st->plain_max_err =
-            (double)plain_max[k] > st->plain_max_err ? (double)plain_max[k] : st->plain_max_err;
+        st->max_err = (double)sums.max[k] > st->max_err ? (double)sums.max[k] : st->max_err;
+        st->plain_max_err = (double)sums.plain_max[k] > st->plain_max_err ? (double)sums.plain_max[k]
+                                                                         : st->plain_max_err;
     }
     st->n_values += n * 16;
+}
+
+static void nvfp4_f32(const float *x, size_t n_rows, size_t cols, float global, bool search,
+                      uint8_t *codes, uint8_t *scales, struct qx_quant_stats *st)
+{
+    nvfp4_all(x, NULL, 0.0f, n_rows, cols, global, search, codes, scales, st);
+}
+
+static void nvfp4_e4m3(const uint8_t *x, float scale, size_t n_rows, size_t cols, float global,
+                       bool search, uint8_t *codes, uint8_t *scales, struct qx_quant_stats *st)
+{
+    nvfp4_all(NULL, x, scale, n_rows, cols, global, search, codes, scales, st);
 }
 
 /* Largest magnitude among half-precision patterns, and among bytes, as integers: both order as
@@ -538,12 +628,6 @@ static inline vi e4m3_codes(vf y)
     c = picki(f >= 448.0f, c * 0 + 0x7e, c);
     c = picki(c > 0x7e, c * 0 + 0x7e, c);
     return c | sign;
-}
-
-static inline vf e4m3_values(vi c)
-{
-    vf v = e4m3(c & 0x7f);
-    return as_f(as_i(v) | ((c & 0x80) << 24));
 }
 
 /* One row: codes (may be NULL), and error sums. PARTS partial sums whatever LANES is, so that every
@@ -640,5 +724,6 @@ static void amax_all(const float *x, size_t n, float *amax, bool *finite)
     *amax = qx_f32_from_bits((uint32_t)a);
 }
 
-const struct qx_quant_loops QX_QUANT_LOOPS(SET) = {nvfp4_all, fp8_all,    fp8_block_error,
-                                                   amax_all,  amax16_all, amax8_all};
+const struct qx_quant_loops QX_QUANT_LOOPS(SET) = {
+    nvfp4_f32, nvfp4_e4m3, fp8_all, fp8_block_error, amax_all, amax16_all, amax8_all,
+};

@@ -7,6 +7,8 @@
 struct qx_quant_loops {
     void (*nvfp4)(const float *x, size_t n_rows, size_t cols, float global, bool search, uint8_t *codes,
                   uint8_t *scales, struct qx_quant_stats *st);
+    void (*nvfp4_e4m3)(const uint8_t *x, float scale, size_t n_rows, size_t cols, float global, bool search,
+                       uint8_t *codes, uint8_t *scales, struct qx_quant_stats *st);
     void (*fp8)(const float *x, size_t n_rows, size_t cols, float scale, float plain, uint8_t *codes,
                 struct qx_quant_stats *st);
     /* Squared error of a block of rows `stride` apart. */

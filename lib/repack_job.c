@@ -82,11 +82,6 @@ static int copy(struct qx_repack *r, const struct rp_job *j, const struct rp_sin
         pthread_mutex_lock(k->copying);
         int rc = qx_copy_range(fd, j->from_off, k->fd[j->file], j->off, j->n, src,
                                r->f[j->file].name, err);
-        if (rc == 0) {
-            /* Start writing out now: the end of the run waits for it anyway. */
-            (void)sync_file_range(k->fd[j->file], (off_t)j->off, (off_t)j->n,
-                                  SYNC_FILE_RANGE_WRITE);
-        }
         pthread_mutex_unlock(k->copying);
         return rc;
     }
@@ -133,6 +128,16 @@ static void bf16_stats(const float *x, const uint16_t *b, uint64_t n_rows, uint6
 
 #define PIECE_VALUES 49152u
 
+/* One scale, to NVFP4: the encoder takes the bytes themselves. */
+static bool convert_e4m3(const struct qx_repack *r, const uint8_t *in, uint64_t n, uint8_t *codes,
+                         uint8_t *scales, struct qx_quant_stats *st)
+{
+    const struct rp_table *t = &r->table;
+    return t->from == QX_F_FP8 && t->to == QX_F_NVFP4 &&
+           qx_nvfp4_quantize_e4m3(in, qx_rows_global(t->rows), n, t->width, t->global,
+                                  !r->o.plain_scales, codes, scales, st);
+}
+
 static int convert_rows(struct qx_repack *r, uint64_t row0, uint64_t n, struct rp_scratch *s,
                         uint8_t *codes, uint8_t *scales, struct qx_quant_stats *st,
                         struct qx_error *err)
@@ -153,6 +158,9 @@ static int convert_rows(struct qx_repack *r, uint64_t row0, uint64_t n, struct r
         rc = qx_rows_read_stored(t->rows, row0 + i, m, in, in_scales, err);
         if (rc != 0) {
             break;
+        }
+        if (convert_e4m3(r, in, m, out, scales + i * t->scale_bytes, st)) {
+            continue;
         }
         qx_rows_decode_stored(t->rows, row0 + i, m, in, in_scales, x);
         if (t->to == QX_F_BF16) {

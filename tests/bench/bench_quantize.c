@@ -75,6 +75,21 @@ int main(void)
         }
     }
     float scale = qx_fp8_plain_scale(amax);
+    /* The same table as FP8: bytes in, half as many as of BF16. */
+    struct qx_quant_stats ignored = {0};
+    uint8_t *bytes = malloc(n);
+    qx_fp8_quantize(x, ROWS, COLS, scale, scale, bytes, &ignored);
+    for (int level = 0; level <= (int)qx_simd_level(); level++) {
+        for (int k = -1; k < ROUNDS; k++) {
+            struct qx_quant_stats st = {0};
+            double t = now();
+            qx_nvfp4_quantize_e4m3_level((enum qx_simd)level, bytes, scale, ROWS, COLS, global, true, codes[0],
+                                         scales[0], &st);
+            v[k < 0 ? 0 : k] = (double)n / (now() - t) / 1e9;
+        }
+        line("nvfp4 of fp8 with search", names[level], v);
+    }
+    free(bytes);
     for (int k = -1; k < ROUNDS; k++) {
         struct qx_quant_stats st = {0};
         double t = now();

@@ -120,6 +120,75 @@ static void nvfp4(void **unused)
     }
 }
 
+/* E4M3 bytes under one scale need no decoding first: codes, scales and statistics are the same. */
+static void nvfp4_of_e4m3(void **unused)
+{
+    (void)unused;
+    static uint8_t x[ROWS * COLS], codes[2][ROWS * COLS / 2], scales[2][ROWS * COLS / 16];
+    static float y[ROWS * COLS];
+    static const float scale_of[] = {1.0f, 0.013f, 0x1p119f, 0x1p-126f, 0x1.5p-140f, 0.0f};
+    for (int kind = 0; kind < 5; kind++) {
+        for (size_t i = 0; i < ROWS * COLS; i++) {
+            /* Any; narrow; one a block; small ones, many of them subnormal; zeros of both signs. */
+            unsigned u = (unsigned)(uniform() * 256.0);
+            u = kind == 1 ? (u & 0x9f) | 0x20 : kind == 2 && i % 16 != 3 ? 0 : kind == 3 ? u & 0x8f : u;
+            x[i] = (uint8_t)(kind == 4 && i % 5 != 0 ? u & 0x80 : (u & 0x7f) == 0x7f ? u - 1 : u);
+        }
+        for (size_t k = 0; k < sizeof scale_of / sizeof *scale_of; k++) {
+            float scale = scale_of[k];
+            bool finite;
+            qx_fp8_decode(x, scale, ROWS * COLS, y);
+            float global = qx_nvfp4_global(qx_amax(y, ROWS * COLS, &finite));
+            for (int search = 0; search < 2; search++) {
+                struct qx_quant_stats want = {0};
+                qx_nvfp4_quantize_level(QX_SIMD_C, y, ROWS, COLS, global, search != 0, codes[0], scales[0], &want);
+                for (int level = 0; level <= (int)qx_simd_level(); level++) {
+                    struct qx_quant_stats st = {0};
+                    assert_true(qx_nvfp4_quantize_e4m3_level((enum qx_simd)level, x, scale, ROWS, COLS, global,
+                                                             search != 0, codes[1], scales[1], &st));
+                    assert_memory_equal(codes[1], codes[0], sizeof codes[0]);
+                    assert_memory_equal(scales[1], scales[0], sizeof scales[0]);
+                    assert_memory_equal(&st, &want, sizeof st);
+                }
+            }
+        }
+    }
+    struct qx_quant_stats st = {0};
+    assert_false(qx_nvfp4_quantize_e4m3(x, -1.0f, 1, 16, 1.0f, true, codes[0], scales[0], &st));
+    assert_false(qx_nvfp4_quantize_e4m3(x, NAN, 1, 16, 1.0f, true, codes[0], scales[0], &st));
+    assert_false(qx_nvfp4_quantize_e4m3(x, 0x1.8p119f, 1, 16, 1.0f, true, codes[0], scales[0], &st));
+}
+
+/* What the search chooses does not change unnoticed: FNV-1a over codes and scales of inputs that are the same
+ * everywhere. A checkpoint that was repacked once is repacked to the same bytes. */
+static void nvfp4_stays(void **unused)
+{
+    (void)unused;
+    static float x[ROWS * COLS];
+    static uint8_t out[ROWS * COLS / 2 + ROWS * COLS / 16];
+    static const uint64_t want[] = {0x5ab92d717de9dca8u, 0xc9cd5eb372c85b18u, 0xe4aca4d50c79cfb8u, 0xf26c03b6d9b9f5a6u};
+    for (int kind = 0; kind < 4; kind++) {
+        uint64_t s = 1 + (uint64_t)kind, hash = 0xcbf29ce484222325u;
+        bool finite;
+        for (size_t i = 0; i < ROWS * COLS; i++) {
+            s ^= s << 13;
+            s ^= s >> 7;
+            s ^= s << 17;
+            /* Exponents over 4, 16, 64 octaves, and eight bits of mantissa over 4. */
+            uint32_t octaves = kind == 3 ? 4 : 4u << 2 * kind;
+            uint32_t u = (uint32_t)(s >> 40) & (kind == 3 ? 0x7f8000u : 0x7fffffu);
+            x[i] = qx_f32_from_bits((uint32_t)(s >> 63) << 31 | (120 - (uint32_t)(s >> 20) % octaves) << 23 | u);
+        }
+        float global = qx_nvfp4_global(qx_amax(x, ROWS * COLS, &finite));
+        struct qx_quant_stats st = {0};
+        qx_nvfp4_quantize(x, ROWS, COLS, global, true, out, out + ROWS * COLS / 2, &st);
+        for (size_t i = 0; i < sizeof out; i++) {
+            hash = (hash ^ out[i]) * 0x100000001b3u;
+        }
+        assert_int_equal(hash, want[kind]);
+    }
+}
+
 static void fp8(void **unused)
 {
     (void)unused;
@@ -203,6 +272,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nvfp4),
+        cmocka_unit_test(nvfp4_of_e4m3),
+        cmocka_unit_test(nvfp4_stays),
         cmocka_unit_test(fp8),
         cmocka_unit_test(fp8_block),
         cmocka_unit_test(amax),
