@@ -11,6 +11,7 @@
 
 #define DEFAULT_NEW_FILE (5ull << 30)
 #define COPY_PIECE (16ull << 20)
+#define PAGE 4096u
 
 /* ---- order -------------------------------------------------------------------------------- */
 
@@ -193,6 +194,77 @@ static int keep_files(struct qx_repack *r, size_t end, struct qx_error *err)
     return 0;
 }
 
+/* Ranges of the source that follow each other in the output tensor t, from its start on: calls fn with
+ * each range's place in t. Only for tensors whose bytes are kept; false: fn said so. */
+typedef bool range_fn(void *user, uint64_t at, uint32_t from, uint64_t from_off, uint64_t n);
+
+static bool is_table_copy(const struct qx_repack *r, const struct rp_tensor *t)
+{
+    const struct qx_table *src = qx_resolved_table(qx_ckpt_resolved(r->ck));
+    return (t->source == RP_TABLE_CODES || t->source == RP_TABLE_SCALES) && !r->table.convert &&
+           !r->table.packed && !src->packed_rows;
+}
+
+static bool copied_ranges(const struct qx_repack *r, const struct rp_tensor *t, range_fn *fn, void *user)
+{
+    if (!is_table_copy(r, t)) {
+        return t->from == NULL || fn(user, 0, t->from->file, t->from->off, t->size);
+    }
+    /* Rows of a shard: ranges of the source's shards. */
+    const struct qx_table *src = qx_resolved_table(qx_ckpt_resolved(r->ck));
+    bool scales = t->source == RP_TABLE_SCALES;
+    uint64_t row_bytes = scales ? r->table.scale_bytes : r->table.code_bytes;
+    uint64_t row = t->row0, end = t->row0 + t->n_rows, at = 0;
+    while (row < end && row < r->table.src_rows) {
+        const struct qx_table_shard *s = &src->shards[row / src->rows_per_shard];
+        const struct qx_tensor *w = scales ? s->scale : s->weight;
+        uint64_t local = row % src->rows_per_shard, n = src->rows_per_shard - local;
+        n = n < end - row ? n : end - row;
+        if (!fn(user, at, w->file, w->off + local * row_bytes, n * row_bytes)) {
+            return false;
+        }
+        row += n;
+        at += n * row_bytes;
+    }
+    return true;
+}
+
+/* Bytes that would be copied from page to page if the data began 8 k bytes later, k the index. */
+struct phases {
+    uint64_t off;
+    uint64_t bytes[PAGE / 8];
+};
+
+static bool count_phase(void *user, uint64_t at, uint32_t from, uint64_t from_off, uint64_t n)
+{
+    struct phases *p = user;
+    uint64_t pad = (from_off - (p->off + at)) % PAGE;
+    (void)from;
+    if (pad % 8 == 0) {
+        p->bytes[pad / 8] += n;
+    }
+    return true;
+}
+
+/* What to put behind the header so that most of what is copied lies in its pages as it does in the source:
+ * the system then copies whole pages, not two parts of each. Small files stay as they are. */
+static uint64_t page_padding(const struct qx_repack *r, const struct rp_file *f)
+{
+    struct phases p = {0};
+    size_t best = 0;
+    for (uint32_t i = 0; i < f->n; i++) {
+        const struct rp_tensor *t = &r->t[r->order[f->first + i]];
+        p.off = t->off;
+        if (t->source == RP_COPY || is_table_copy(r, t)) {
+            (void)copied_ranges(r, t, count_phase, &p);
+        }
+    }
+    for (size_t i = 1; i < QX_ARRAY_LEN(p.bytes); i++) {
+        best = p.bytes[i] > p.bytes[best] ? i : best;
+    }
+    return p.bytes[best] - p.bytes[0] >= COPY_PIECE ? best * 8 : 0;
+}
+
 static int file_header(struct qx_repack *r, struct rp_file *f, struct qx_error *err)
 {
     struct qx_st_tensor *st = qx_calloc((size_t)f->n + 1, sizeof *st);
@@ -230,6 +302,15 @@ static int file_header(struct qx_repack *r, struct rp_file *f, struct qx_error *
     }
     struct qx_buf b = {0};
     int rc = qx_st_header(&b, st, f->n, meta, n_meta, f->align, &f->size, err);
+    uint64_t pad = 0;
+    for (uint32_t i = 0; rc == 0 && i < f->n; i++) {
+        r->t[r->order[f->first + i]].off = st[i].off;
+    }
+    if (rc == 0 && !f->packed) {
+        pad = page_padding(r, f);
+        rc = qx_st_header_pad(&b, pad) ? 0 : qx_fail_nomem(err);
+        f->size += pad;
+    }
     if (rc == 0) {
         f->header = qx_arena_alloc(r->arena, b.n + 1, 8);
         if (f->header == NULL) {
@@ -239,7 +320,7 @@ static int file_header(struct qx_repack *r, struct rp_file *f, struct qx_error *
             f->header_bytes = b.n;
         }
         for (uint32_t i = 0; i < f->n; i++) {
-            r->t[r->order[f->first + i]].off = st[i].off;
+            r->t[r->order[f->first + i]].off += pad;
         }
     }
     qx_buf_fini(&b);
@@ -305,25 +386,32 @@ static struct rp_job *add_job(struct qx_repack *r, enum rp_job_kind kind, uint32
     return j;
 }
 
+/* Pieces end at multiples of their size in the destination: the system copies some pages at a time, which
+ * then stay together in its cache. */
+static uint64_t piece_at(uint64_t off)
+{
+    return COPY_PIECE - off % COPY_PIECE;
+}
+
 static bool copy_jobs(struct qx_repack *r, uint32_t file, uint64_t off, uint32_t from,
                       uint64_t from_off, uint64_t n)
 {
     if (n == 0) {
         return true;
     }
-    /* Continues the job before it? Pieces end at multiples of the piece size from its start. */
+    /* Continues the job before it? */
     struct rp_job *last = r->n_j > 0 ? &r->j[r->n_j - 1] : NULL;
     if (last != NULL && last->kind == RP_J_COPY && last->file == file &&
         last->off + last->n == off && last->from == (int32_t)from &&
-        last->from_off + last->n == from_off && last->n < COPY_PIECE) {
-        uint64_t k = COPY_PIECE - last->n < n ? COPY_PIECE - last->n : n;
+        last->from_off + last->n == from_off && last->n < piece_at(last->off)) {
+        uint64_t left = piece_at(last->off) - last->n, k = left < n ? left : n;
         last->n += k;
         off += k;
         from_off += k;
         n -= k;
     }
     while (n > 0) {
-        uint64_t k = n < COPY_PIECE ? n : COPY_PIECE;
+        uint64_t k = n < piece_at(off) ? n : piece_at(off);
         struct rp_job *j = add_job(r, RP_J_COPY, file, off, k);
         if (j == NULL) {
             return false;
@@ -337,35 +425,23 @@ static bool copy_jobs(struct qx_repack *r, uint32_t file, uint64_t off, uint32_t
     return true;
 }
 
-/* Rows of a shard whose form does not change: ranges of the source's shards. */
-static bool table_copy_jobs(struct qx_repack *r, const struct rp_tensor *t, bool scales,
-                            uint64_t row_bytes)
+struct place {
+    struct qx_repack *r;
+    const struct rp_tensor *t;
+};
+
+static bool copy_range_jobs(void *user, uint64_t at, uint32_t from, uint64_t from_off, uint64_t n)
 {
-    const struct qx_table *src = qx_resolved_table(qx_ckpt_resolved(r->ck));
-    uint64_t row = t->row0, end = t->row0 + t->n_rows, off = t->off;
-    while (row < end && row < r->table.src_rows) {
-        const struct qx_table_shard *s = &src->shards[row / src->rows_per_shard];
-        const struct qx_tensor *w = scales ? s->scale : s->weight;
-        uint64_t local = row % src->rows_per_shard, n = src->rows_per_shard - local;
-        n = n < end - row ? n : end - row;
-        if (!copy_jobs(r, t->file, off, w->file, w->off + local * row_bytes, n * row_bytes)) {
-            return false;
-        }
-        row += n;
-        off += n * row_bytes;
-    }
-    return true;
+    const struct place *p = user;
+    return copy_jobs(p->r, p->t->file, p->t->off + at, from, from_off, n);
 }
 
 static bool table_jobs(struct qx_repack *r, uint32_t index)
 {
     const struct rp_tensor *t = &r->t[index];
     const struct rp_table *tab = &r->table;
-    const struct qx_table *src = qx_resolved_table(qx_ckpt_resolved(r->ck));
-    bool plain_copy = !tab->convert && !tab->packed && !src->packed_rows;
-    if (plain_copy) {
-        return table_copy_jobs(r, t, t->source == RP_TABLE_SCALES,
-                               t->source == RP_TABLE_SCALES ? tab->scale_bytes : tab->code_bytes);
+    if (is_table_copy(r, t)) {
+        return copied_ranges(r, t, copy_range_jobs, &(struct place){r, t});
     }
     if (t->source == RP_TABLE_SCALES) {
         return true; /* written with the codes */

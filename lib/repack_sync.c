@@ -1,16 +1,25 @@
-/* repack_sync.c: see repack_sync.h. One thread; `busy` says that it has work, and whoever waits for it to
- * end waits on `change`. Files taken over wait in `closing`; a round closes those that were there when it began. */
+/* repack_sync.c: see repack_sync.h. One thread, which starts writing out ranges as they come; `busy` says
+ * that it has more to do, and whoever waits for that to end waits on `change`. Files taken over wait in `closing`; a round closes those that were there when it began. */
 #include "repack_sync.h"
 
 #include "alloc.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 
 /* Files that wait to be closed, at most: a checkpoint of many small files keeps few descriptors. */
 #define MAX_CLOSING 32
+
+/* Ranges that wait to be written out, at most. */
+#define MAX_RANGES 64
+
+struct range {
+    int fd;
+    uint64_t off, n;
+};
 
 struct closing {
     int fd;
@@ -23,6 +32,8 @@ struct rp_sync {
     pthread_mutex_t lock;
     pthread_cond_t change;
     bool busy, stop;
+    struct range range[MAX_RANGES];
+    size_t n_range;
     struct closing closing[MAX_CLOSING];
     size_t n_closing, n_round; /* all, and those of the round at work: the first ones */
     int *fd; /* open files of the note */
@@ -62,8 +73,16 @@ static void *loop(void *user)
     struct rp_sync *s = user;
     pthread_mutex_lock(&s->lock);
     for (;;) {
-        while (!s->busy && !s->stop) {
+        while (!s->busy && !s->stop && s->n_range == 0) {
             pthread_cond_wait(&s->change, &s->lock);
+        }
+        if (s->n_range > 0) {
+            struct range first = s->range[0];
+            memmove(s->range, s->range + 1, --s->n_range * sizeof *s->range);
+            pthread_mutex_unlock(&s->lock);
+            (void)sync_file_range(first.fd, (off_t)first.off, (off_t)first.n, SYNC_FILE_RANGE_WRITE);
+            pthread_mutex_lock(&s->lock);
+            continue;
         }
         if (!s->busy) {
             break;
@@ -130,6 +149,16 @@ static void start(struct rp_sync *s)
     s->n_round = s->n_closing;
     s->busy = true;
     pthread_cond_broadcast(&s->change);
+}
+
+void rp_sync_begin(struct rp_sync *s, int fd, uint64_t off, uint64_t n)
+{
+    pthread_mutex_lock(&s->lock);
+    if (s->n_range < MAX_RANGES) {
+        s->range[s->n_range++] = (struct range){fd, off, n};
+        pthread_cond_broadcast(&s->change);
+    }
+    pthread_mutex_unlock(&s->lock);
 }
 
 int rp_sync_close(struct rp_sync *s, int fd, const char *name, struct qx_error *err)

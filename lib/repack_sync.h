@@ -11,6 +11,8 @@ int rp_sync_create(struct rp_sync **out, struct qx_out_dir *dir, struct qx_error
 /* Takes fd over: synced and closed in time, before any note that is given from now on. The name must
  * live as long as s. */
 int rp_sync_close(struct rp_sync *s, int fd, const char *name, struct qx_error *err);
+/* Starts writing out a range of an open file: the end of the run waits for it anyway. Only a hint. */
+void rp_sync_begin(struct rp_sync *s, int fd, uint64_t off, uint64_t n);
 /* Notes `line` as soon as everything written so far to the files taken over and to fd [n] (-1: none) is
  * on disk. Those stay open until the next call of rp_sync_note or rp_sync_wait returns. Waits for the
  * note before. */

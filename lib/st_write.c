@@ -66,6 +66,21 @@ int qx_st_header(struct qx_buf *out, struct qx_st_tensor *t, size_t n,
     return rc;
 }
 
+bool qx_st_header_pad(struct qx_buf *header, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        qx_buf_chr(header, ' ');
+    }
+    if (header->failed) {
+        return false;
+    }
+    uint64_t length = header->n - 8;
+    for (int i = 0; i < 8; i++) {
+        header->p[i] = (char)(length >> (8 * i));
+    }
+    return true;
+}
+
 int qx_st_index(struct qx_buf *out, const struct qx_st_place *p, size_t n, uint64_t total_bytes,
                 struct qx_error *err)
 {

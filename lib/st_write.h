@@ -23,6 +23,9 @@ struct qx_st_pair { const char *key, *value; };
 int qx_st_header(struct qx_buf *out, struct qx_st_tensor *t, size_t n, const struct qx_st_pair *meta,
                  size_t n_meta, uint64_t align, uint64_t *file_bytes, struct qx_error *err);
 
+/* n spaces more behind a header's JSON: the data begins n bytes later. False: no memory. */
+bool qx_st_header_pad(struct qx_buf *header, uint64_t n);
+
 /* model.safetensors.index.json: names must be sorted. */
 struct qx_st_place { const char *tensor, *file; };
 int qx_st_index(struct qx_buf *out, const struct qx_st_place *p, size_t n, uint64_t total_bytes,
