@@ -25,7 +25,7 @@ static struct {
     struct opt_common common;
     const char *level, *tensor, *device, *decoder, *manifest, *write_manifest;
     uint64_t sample, seed, decoder_timeout_s, max_header;
-    bool sha256, force;
+    bool sha256, force, hub;
 } o = {.sample = 64, .decoder_timeout_s = 60, .max_header = 100000000};
 
 static const struct opt options[] = {
@@ -44,6 +44,7 @@ static const struct opt options[] = {
     {OPT_GROUP, 0, 0, 0, 0, 0, "Manifests", 0, 0},
     {OPT_STR, 0, "manifest", "FILE", &o.manifest, 0, "compare with this list of checksums (- for stdin)", 0,
      0},
+    {OPT_FLAG, 0, "hub", 0, &o.hub, 0, "compare with the checksums a download from the Hugging Face hub left", 0, 0},
     {OPT_STR, 0, "write-manifest", "FILE", &o.write_manifest, 0, "write such a list (- for stdout)", 0, 0},
     {OPT_FLAG, 0, "sha256", 0, &o.sha256, 0, "with SHA-256 of files, too", 0, 0},
     {OPT_FLAG, 0, "force", 0, &o.force, 0, "replace an existing list", 0, 0},
@@ -55,6 +56,7 @@ static const struct opt_command command = {
     .name = "verify",
     .synopsis = "qx verify PATH [--level LEVEL] [--device DEVICE] [--decoder CMD] [OPTION]...\n"
                 "qx verify PATH --manifest FILE [OPTION]...\n"
+                "qx verify PATH --hub [OPTION]...\n"
                 "qx verify PATH --write-manifest FILE [--sha256] [OPTION]...",
     .summary = "Checks that a checkpoint is whole and sound.",
     .examples = "  qx verify sample\n"
@@ -301,6 +303,10 @@ static int check_request(struct job *j)
         ui_error(&j->ui, "'--write-manifest -' and '--json' both want standard output");
         return EXIT_USAGE;
     }
+    if (o.hub && o.manifest) {
+        ui_error(&j->ui, "'--hub' and '--manifest' exclude each other");
+        return EXIT_USAGE;
+    }
     if (o.sha256 && !o.write_manifest) {
         ui_error(&j->ui, "'--sha256' needs '--write-manifest'");
         return EXIT_USAGE;
@@ -365,6 +371,7 @@ int main(int argc, char **argv)
         opts.manifest = j.manifest;
         opts.manifest_bytes = j.manifest_bytes;
         opts.manifest_name = o.manifest;
+        opts.hub = o.hub;
         opts.manifest_out = o.write_manifest ? manifest_out : NULL;
         opts.manifest_out_name = o.write_manifest;
         opts.sha256 = o.sha256;

@@ -18,7 +18,7 @@ struct qx_manifest {
 };
 
 static const struct { const char *name; size_t size; } digests[QX_DIGEST_COUNT] = {
-    {"xxh3-128", 16}, {"sha256", 32}};
+    {"xxh3-128", 16}, {"sha256", 32}, {"git-blob", 20}};
 
 const char *qx_digest_name(enum qx_digest d)
 {
@@ -114,6 +114,13 @@ static bool take_hex(struct cursor *c, size_t size, uint8_t *out)
     }
     c->p += 2 * size;
     return c->p == c->end || hex_value(*c->p) < 0;
+}
+
+bool qx_digest_parse(const char *hex, enum qx_digest d, uint8_t out[QX_DIGEST_MAX])
+{
+    struct cursor c = {hex, hex + strlen(hex)};
+    memset(out, 0, QX_DIGEST_MAX);
+    return take_hex(&c, qx_digest_size(d), out) && c.p == c.end;
 }
 
 static bool take_word(struct cursor *c, struct qx_view *w)

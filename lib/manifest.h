@@ -5,6 +5,7 @@
  *   tensor xxh3-128 HEX BYTES DTYPE [D0,D1] OFFSET NAME
  *   file xxh3-128 HEX BYTES NAME
  *   file sha256 HEX BYTES NAME
+ *   file git-blob HEX BYTES NAME        (never written by a scan; hub.c)
  * OFFSET counts from the start of the file's data. A tensor line belongs to the next file line. NAME is
  * the rest of the line, with backslash, control characters and DEL written as \xNN.
  * Also read: what sha256sum and xxh128sum write (HEX, space, space or '*', name; a leading backslash
@@ -16,10 +17,13 @@
 #include "error.h"
 #include "str.h"
 
-enum qx_digest { QX_DIGEST_XXH3_128, QX_DIGEST_SHA256, QX_DIGEST_COUNT };
+/* GIT: what git calls a file, SHA-1 of "blob BYTES", a zero byte and the file. */
+enum qx_digest { QX_DIGEST_XXH3_128, QX_DIGEST_SHA256, QX_DIGEST_GIT, QX_DIGEST_COUNT };
 #define QX_DIGEST_MAX 32
-const char *qx_digest_name(enum qx_digest d);  /* "xxh3-128", "sha256" */
-size_t qx_digest_size(enum qx_digest d);       /* bytes: 16, 32 */
+const char *qx_digest_name(enum qx_digest d);  /* "xxh3-128", "sha256", "git-blob" */
+size_t qx_digest_size(enum qx_digest d);       /* bytes: 16, 32, 20 */
+/* From exactly as many hexadecimal digits as it has; the rest of out is zero. */
+bool qx_digest_parse(const char *hex, enum qx_digest d, uint8_t out[QX_DIGEST_MAX]);
 /* Lower-case hex, NUL-terminated. */
 void qx_digest_hex(const uint8_t *bytes, size_t n, char out[2 * QX_DIGEST_MAX + 1]);
 

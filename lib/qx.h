@@ -552,6 +552,9 @@ struct qx_verify_opts {
     const char *manifest;      /* text of a checksum list to compare with, or NULL; qx-manifest(5) */
     uint64_t manifest_bytes;
     const char *manifest_name; /* for messages; a file of this name in the directory is not listed */
+    bool hub;                  /* instead: compare with the checksums that a download from the Hugging Face
+                                  hub left (SHA-256 of large files, git's ids of small ones). None there:
+                                  QX_E_NOT_FOUND "hub-checksums" */
     /* Receives a new checksum list in pieces; non-zero stops (QX_E_WRITE). NULL: none is made. */
     int (*manifest_out)(void *user, const char *text, uint64_t n);
     const char *manifest_out_name; /* its path if any: not listed itself */

@@ -20,7 +20,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -82,9 +84,16 @@ struct pass {
     bool hashing, file_hash_ok, tensor_ok;
     XXH3_state_t *file_hash, *tensor_hash;
 #if QX_HAVE_SHA256
-    EVP_MD_CTX *sha;
+    EVP_MD_CTX *md[QX_DIGEST_COUNT]; /* all but XXH3 */
 #endif
 };
+
+#if QX_HAVE_SHA256
+static const EVP_MD *digest_method(int kind)
+{
+    return kind == QX_DIGEST_SHA256 ? EVP_sha256() : kind == QX_DIGEST_GIT ? EVP_sha1() : NULL;
+}
+#endif
 
 /* ---- files -------------------------------------------------------------------------------- */
 
@@ -407,21 +416,26 @@ static void tensor_digest(struct pass *p, const struct qx_scan_item *it)
     p->s->on_tensor(p->s->user, it, d.digest);
 }
 
+static bool wanted(const struct pass *p, size_t file, int kind)
+{
+    return p->s->digest[kind] && !p->s->files[file].no_digest[kind];
+}
+
 static void file_digests(struct pass *p, size_t file)
 {
     const uint8_t *digest[QX_DIGEST_COUNT] = {0};
     XXH128_canonical_t x;
-    uint8_t sha[QX_DIGEST_MAX];
-    (void)sha;
-    if (p->s->digest[QX_DIGEST_XXH3_128]) {
+    if (wanted(p, file, QX_DIGEST_XXH3_128)) {
         XXH128_canonicalFromHash(&x, XXH3_128bits_digest(p->file_hash));
         digest[QX_DIGEST_XXH3_128] = x.digest;
     }
 #if QX_HAVE_SHA256
-    if (p->s->digest[QX_DIGEST_SHA256]) {
+    uint8_t md[QX_DIGEST_COUNT][EVP_MAX_MD_SIZE];
+    for (int k = 0; k < QX_DIGEST_COUNT; k++) {
         unsigned n = 0;
-        EVP_DigestFinal_ex(p->sha, sha, &n);
-        digest[QX_DIGEST_SHA256] = sha;
+        if (p->md[k] && wanted(p, file, k) && EVP_DigestFinal_ex(p->md[k], md[k], &n) == 1) {
+            digest[k] = md[k];
+        }
     }
 #endif
     p->s->on_file(p->s->user, file, digest);
@@ -434,18 +448,27 @@ static void hash_chunk(struct pass *p, const struct chunk *c, const uint8_t *b, 
         p->file_hash_ok = true;
         XXH3_128bits_reset(p->file_hash);
 #if QX_HAVE_SHA256
-        if (s->digest[QX_DIGEST_SHA256]) {
-            EVP_DigestInit_ex(p->sha, EVP_sha256(), NULL);
+        for (int k = 0; k < QX_DIGEST_COUNT; k++) {
+            if (p->md[k] && wanted(p, c->file, k)) {
+                EVP_DigestInit_ex(p->md[k], digest_method(k), NULL);
+            }
+        }
+        if (wanted(p, c->file, QX_DIGEST_GIT)) {
+            char head[32];
+            int n = snprintf(head, sizeof head, "blob %" PRIu64, s->files[c->file].size_bytes);
+            EVP_DigestUpdate(p->md[QX_DIGEST_GIT], head, (size_t)n + 1); /* with its zero byte */
         }
 #endif
     }
     p->file_hash_ok = p->file_hash_ok && ok;
-    if (p->file_hash_ok && s->digest[QX_DIGEST_XXH3_128]) {
+    if (p->file_hash_ok && wanted(p, c->file, QX_DIGEST_XXH3_128)) {
         XXH3_128bits_update(p->file_hash, b, (size_t)c->len);
     }
 #if QX_HAVE_SHA256
-    if (p->file_hash_ok && s->digest[QX_DIGEST_SHA256]) {
-        EVP_DigestUpdate(p->sha, b, (size_t)c->len);
+    for (int k = 0; p->file_hash_ok && k < QX_DIGEST_COUNT; k++) {
+        if (p->md[k] && wanted(p, c->file, k)) {
+            EVP_DigestUpdate(p->md[k], b, (size_t)c->len);
+        }
     }
 #endif
     for (size_t i = c->first_item; s->hash_tensors && i < c->end_item; ++i) {
@@ -727,7 +750,8 @@ int qx_scan_run(struct qx_scan *s, struct qx_error *err)
     }
     p.permits = p.threads = threads;
     p.cached = true;
-    p.hashing = s->hash_tensors || s->digest[QX_DIGEST_XXH3_128] || s->digest[QX_DIGEST_SHA256];
+    p.hashing = s->hash_tensors || s->digest[QX_DIGEST_XXH3_128] || s->digest[QX_DIGEST_SHA256] ||
+                s->digest[QX_DIGEST_GIT];
     pthread_mutex_init(&p.lock, NULL);
     pthread_cond_init(&p.permit_free, NULL);
     pthread_cond_init(&p.turn_permit_free, NULL);
@@ -744,12 +768,14 @@ int qx_scan_run(struct qx_scan *s, struct qx_error *err)
         goto out;
     }
 #if QX_HAVE_SHA256
-    if (s->digest[QX_DIGEST_SHA256] && !(p.sha = EVP_MD_CTX_new())) {
-        rc = qx_fail_nomem(err);
-        goto out;
+    for (int k = 0; k < QX_DIGEST_COUNT; k++) {
+        if (s->digest[k] && digest_method(k) && !(p.md[k] = EVP_MD_CTX_new())) {
+            rc = qx_fail_nomem(err);
+            goto out;
+        }
     }
 #else
-    if (s->digest[QX_DIGEST_SHA256]) {
+    if (s->digest[QX_DIGEST_SHA256] || s->digest[QX_DIGEST_GIT]) {
         rc = qx_fail(err, QX_E_UNSUPPORTED, "sha256", "this build has no SHA-256 (OpenSSL was not found)");
         goto out;
     }
@@ -780,7 +806,9 @@ int qx_scan_run(struct qx_scan *s, struct qx_error *err)
 out:
     qx_pool_destroy(pool);
 #if QX_HAVE_SHA256
-    EVP_MD_CTX_free(p.sha);
+    for (int k = 0; k < QX_DIGEST_COUNT; k++) {
+        EVP_MD_CTX_free(p.md[k]);
+    }
 #endif
     for (size_t f = 0; p.fd && f < s->n_files; ++f) {
         qx_scan_fd_close(&p.fd[f]);

@@ -24,6 +24,7 @@ struct qx_scan_item {
 struct qx_scan_file {
     const char *name;           /* relative to the checkpoint's directory */
     bool skip;                  /* must not be opened */
+    bool no_digest[QX_DIGEST_COUNT]; /* of those that the pass makes, not of this file */
     uint64_t size_bytes;        /* filled on opening */
     bool absent;                /* filled: could not be opened */
     bool bad;                   /* filled: a read failed; no digest was delivered */
@@ -44,7 +45,7 @@ struct qx_scan {
     /* Called in order of file and offset (tensors without bytes last in their file), one at a time, from
      * any thread; digests are bytes. */
     void (*on_tensor)(void *user, const struct qx_scan_item *it, const uint8_t *digest);
-    /* digest[kind] is NULL for kinds not asked for. */
+    /* digest[kind] is NULL for kinds not asked for, of all files or of this one. */
     void (*on_file)(void *user, size_t file, const uint8_t *const digest[QX_DIGEST_COUNT]);
     /* A read failed: len bytes from off are unknown. The pass goes on. */
     void (*on_bad)(void *user, size_t file, uint64_t off, uint64_t len, int sys);

@@ -4,6 +4,7 @@
 
 #include "alloc.h"
 #include "error.h"
+#include "hub.h"
 #include "rules.h"
 
 #include <stdio.h>
@@ -174,14 +175,12 @@ static int run(struct verify *v, struct qx_error *err)
     return rc;
 }
 
-int qx_verify_run(struct qx_verify **out, const struct qx_ckpt *ck, const struct qx_verify_opts *opts,
-                  struct qx_error *err)
+static int verify_run(struct qx_verify **out, const struct qx_ckpt *ck, const struct qx_verify_opts *opts,
+                      struct qx_error *err)
 {
-    struct qx_verify_opts defaults = QX_VERIFY_DEFAULT;
-    struct verify v = {.ck = ck, .o = opts ? opts : &defaults};
+    struct verify v = {.ck = ck, .o = opts};
     struct qx_verify *r;
     int rc;
-    *out = NULL;
     if (!qx_ckpt_is_single_file(ck)) {
         rc = qx_ckpt_config_status(ck, err);
         if (rc) {
@@ -209,6 +208,27 @@ int qx_verify_run(struct qx_verify **out, const struct qx_ckpt *ck, const struct
     r->stats = v.stats;
     *out = r;
     return 0;
+}
+
+int qx_verify_run(struct qx_verify **out, const struct qx_ckpt *ck, const struct qx_verify_opts *opts,
+                  struct qx_error *err)
+{
+    struct qx_verify_opts o = opts ? *opts : QX_VERIFY_DEFAULT;
+    struct qx_buf list = {0};
+    int rc = 0;
+    *out = NULL;
+    if (o.hub && o.manifest) {
+        return qx_fail(err, QX_E_USAGE, "usage", "one list: the hub's checksums or a manifest");
+    }
+    if (o.hub) {
+        rc = qx_hub_list(ck, &list, err);
+        o.manifest = list.p;
+        o.manifest_bytes = list.n;
+        o.manifest_name = NULL;
+    }
+    rc = rc ? rc : verify_run(out, ck, &o, err);
+    qx_buf_fini(&list);
+    return rc;
 }
 
 const struct qx_findings *qx_verify_findings(const struct qx_verify *v)

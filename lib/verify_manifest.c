@@ -168,6 +168,20 @@ void verify_manifest_close(struct verify_manifest *m)
     }
 }
 
+static bool listed_as(const struct verify_manifest *m, int kind, const char *name)
+{
+    return qx_manifest_find(m->list, false, (enum qx_digest)kind, name) != SIZE_MAX;
+}
+
+static bool listed(const struct verify_manifest *m, const char *name)
+{
+    bool any = false;
+    for (int k = 0; k < QX_DIGEST_COUNT; ++k) {
+        any = any || listed_as(m, k, name);
+    }
+    return any;
+}
+
 void verify_manifest_scan(struct verify_manifest *m, struct qx_scan *s)
 {
     s->whole_files = true;
@@ -175,6 +189,13 @@ void verify_manifest_scan(struct verify_manifest *m, struct qx_scan *s)
     s->digest[QX_DIGEST_XXH3_128] = m->writing || qx_manifest_has(m->list, false, QX_DIGEST_XXH3_128);
     s->digest[QX_DIGEST_SHA256] =
         m->v->o->sha256 || (m->list && qx_manifest_has(m->list, false, QX_DIGEST_SHA256));
+    s->digest[QX_DIGEST_GIT] = m->list && qx_manifest_has(m->list, false, QX_DIGEST_GIT);
+    for (size_t i = 0; i < m->v->n_files; ++i) {
+        for (int k = 0; k < QX_DIGEST_COUNT; ++k) {
+            bool made = m->writing && (k == QX_DIGEST_XXH3_128 || (k == QX_DIGEST_SHA256 && m->v->o->sha256));
+            m->v->files[i].no_digest[k] = !made && !(m->list && listed_as(m, k, m->v->files[i].name));
+        }
+    }
     if (m->writing) {
         return;
     }
@@ -183,8 +204,7 @@ void verify_manifest_scan(struct verify_manifest *m, struct qx_scan *s)
         struct qx_scan_file *f = &m->v->files[i];
         bool weights = i < qx_ckpt_n_files(m->v->ck);
         if (!(weights && s->hash_tensors) && !(weights && m->v->o->level == QX_VERIFY_FULL) &&
-            qx_manifest_find(m->list, false, QX_DIGEST_XXH3_128, f->name) == SIZE_MAX &&
-            qx_manifest_find(m->list, false, QX_DIGEST_SHA256, f->name) == SIZE_MAX) {
+            !listed(m, f->name)) {
             bool needed = false; /* scales that the level asks for lie in it */
             for (size_t k = 0; weights && !needed && k < m->v->n_items; ++k) {
                 needed = m->v->items[k].file == i;
@@ -269,7 +289,7 @@ void verify_manifest_file(struct verify_manifest *m, size_t file,
             m->pending.n = 0;
         }
         for (int k = 0; k < QX_DIGEST_COUNT; ++k) {
-            if (digest[k] && (k != QX_DIGEST_SHA256 || m->v->o->sha256)) {
+            if (digest[k] && (k == QX_DIGEST_XXH3_128 || (k == QX_DIGEST_SHA256 && m->v->o->sha256))) {
                 qx_manifest_put_file(&m->pending, (enum qx_digest)k, digest[k], f->size_bytes, f->name);
             }
         }
@@ -419,8 +439,7 @@ static bool report_unlisted(struct verify_manifest *m, bool any_moved)
         const char *name = m->v->files[i].name;
         bool weights = i < qx_ckpt_n_files(m->v->ck);
         struct qx_buf text = {0};
-        if (qx_manifest_find(m->list, false, QX_DIGEST_XXH3_128, name) != SIZE_MAX ||
-            qx_manifest_find(m->list, false, QX_DIGEST_SHA256, name) != SIZE_MAX) {
+        if (listed(m, name)) {
             continue;
         }
         if (weights ? any_moved || qx_ckpt_file(m->v->ck, i)->state == QX_FILE_MISSING ||

@@ -54,9 +54,12 @@ static void test_round_trip(void **state)
     qx_manifest_put_file(&out, QX_DIGEST_XXH3_128, b, 1234, "a file.safetensors");
     qx_manifest_put_file(&out, QX_DIGEST_SHA256, a, 1234, "a file.safetensors");
     qx_manifest_put_file(&out, QX_DIGEST_XXH3_128, a, 0, "config.json");
+    qx_manifest_put_file(&out, QX_DIGEST_GIT, b, 7, "config.json");
     m = parse(qx_buf_cstr(&out));
     assert_non_null(m);
-    assert_int_equal(qx_manifest_count(m), 5);
+    assert_int_equal(qx_manifest_count(m), 6);
+    assert_int_equal(qx_manifest_find(m, false, QX_DIGEST_GIT, "config.json"), 5);
+    assert_memory_equal(qx_manifest_at(m, 5)->digest, b, 20);
     i = qx_manifest_find(m, true, QX_DIGEST_XXH3_128, "odd name\n\\\x7f");
     assert_int_equal(i, 0);
     assert_string_equal(qx_manifest_at(m, i)->shape, "[3,5]");
