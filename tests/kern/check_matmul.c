@@ -8,6 +8,7 @@
 /* Bits of a variant: inputs of products rounded to bf16; rows of a prompt. */
 #define ACT_BF16 (1 << 20)
 #define PROMPT (1 << 21)
+#define OTHER_SHARED (1 << 22) /* moe: a shared expert of MXFP8 beside NVFP4, of BF16 beside others */
 /* Error of a product whose inputs are computed values rounded to bf16: where kernel and reference, each
  * within 1e-6, lie on two sides of a rounding boundary (a share of 2e-6 / 2^-8 of the values), they differ by
  * 2^-8: 2^-8 sqrt(5e-4) = 9e-5 of the whole; twice that. */
@@ -339,14 +340,15 @@ static void route(struct kern_ctx *c, int v)
                             .logits = kern_new(c, (size_t)n * E * 4), .expert = e, .weight = w, .prompt = prompt});
 }
 
-/* variant: format + 8 * shape, + ACT_BF16, + PROMPT */
+/* variant: format + 8 * shape, + ACT_BF16, + PROMPT, + OTHER_SHARED */
 static void moe(struct kern_ctx *c, int v)
 {
     static const uint32_t shapes[][6] = {/* rows, experts, k, hidden, inter, shared inter */
         {1, 8, 3, 256, 128, 128}, {1, 4, 2, 64, 160, 32}, {2, 24, 10, 2560, 640, 640}, {8, 16, 4, 256, 192, 64},
         {5, 6, 6, 128, 96, 96}, {13, 8, 3, 256, 128, 128}, {70, 8, 3, 256, 128, 128}, {300, 16, 4, 512, 160, 64},
-        {8, 24, 10, 2560, 640, 640}, {1, 24, 10, 2560, 640, 640}};
-    bool act = v & ACT_BF16, prompt = v & PROMPT;
+        {8, 24, 10, 2560, 640, 640}, {1, 24, 10, 2560, 640, 640},
+        {40, 24, 10, 512, 128, 128}}; /* many experts of few rows: gaps in the order of a prompt's pairs */
+    bool act = v & ACT_BF16, prompt = v & PROMPT, other = v & OTHER_SHARED;
     v &= ACT_BF16 - 1;
     const uint32_t *s = shapes[v / 8];
     uint8_t f = formats[v % 8];
@@ -384,7 +386,7 @@ static void moe(struct kern_ctx *c, int v)
     free(e);
     free(g);
     a.m = kern_f32(c, (size_t)n * H, 1.0f);
-    uint8_t fs = v % 8 == 4 ? QX_W_BF16 : f;
+    uint8_t fs = f == QX_W_NVFP4 ? (other ? QX_W_MXFP8 : QX_W_BF16) : other ? QX_W_BF16 : f;
     a.s_gate = kern_weight(c, fs, S, H, 0);
     a.s_up = kern_weight(c, fs, S, H, 0);
     a.s_down = kern_weight(c, fs, H, S, 0);
@@ -394,8 +396,8 @@ static void moe(struct kern_ctx *c, int v)
     a.iscratch = kern_new(c, ((size_t)n * k + 3 * E + 8) * 4);
     /* MXFP8 of the generator: codes of 17 binades, scales of 8: few values carry a sum, and a rounding that falls the
      * other way shows as a larger part of it (an unrounded input would show as 3e-3) */
-    kern_out(c, "y", 'f', a.y, (size_t)n * H, !act ? 0 : f == QX_W_MXFP8 ? 1e-3 : BOUND_ROUNDED);
-    kern_shape(c, "%u rows, %u of %u, hidden %u, inter %u+%u, %s%s%s", n, k, E, H, I, S, kern_fmt_name(f),
+    kern_out(c, "y", 'f', a.y, (size_t)n * H, !act ? 0 : fs == QX_W_MXFP8 ? 1e-3 : BOUND_ROUNDED);
+    kern_shape(c, "%u rows, %u of %u, hidden %u, inter %u+%u, %s and %s%s%s", n, k, E, H, I, S, kern_fmt_name(f), kern_fmt_name(fs),
                act ? ", bf16" : "", prompt ? ", prompt" : "");
     KERN_RUN(c, moe, a);
     if (prompt || n > 16) {
@@ -570,6 +572,11 @@ const struct kern_case kern_cases_matmul[] = {
     M(ACT_BF16 + 2, 3), M(ACT_BF16 + 4, 4), M(ACT_BF16 + PROMPT + 4, 5), M(ACT_BF16 + PROMPT + 0, 6), M(ACT_BF16 + PROMPT + 2, 6),
     M(ACT_BF16 + PROMPT + 4, 6), M(ACT_BF16 + PROMPT + 4, 7), M(ACT_BF16 + PROMPT + 0, 7), M(ACT_BF16 + PROMPT + 2, 7),
     M(PROMPT + 4, 7),
+    M(OTHER_SHARED + 4, 0), M(OTHER_SHARED + 2, 5), M(ACT_BF16 + OTHER_SHARED + 4, 2), M(ACT_BF16 + OTHER_SHARED + 4, 5),
+    M(ACT_BF16 + OTHER_SHARED + 4, 8), M(ACT_BF16 + OTHER_SHARED + 4, 9), M(ACT_BF16 + OTHER_SHARED + 2, 8),
+    M(ACT_BF16 + OTHER_SHARED + 2, 9), M(ACT_BF16 + PROMPT + OTHER_SHARED + 4, 6), M(ACT_BF16 + PROMPT + OTHER_SHARED + 2, 6),
+    M(ACT_BF16 + PROMPT + 4, 10), M(ACT_BF16 + PROMPT + 0, 10), M(ACT_BF16 + PROMPT + OTHER_SHARED + 4, 10),
+    M(ACT_BF16 + PROMPT + 1, 10), M(ACT_BF16 + PROMPT + 3, 10),
     {"linear", "prompt", linear_speed, 0, 1}, {"linear", "prompt", linear_speed, 8, 1}, {"linear", "prompt", linear_speed, 16, 1},
     {"linear", "prompt", linear_speed, 3, 1},
     {"hc", "prompt", hc_speed, 8192, 1}, {"hc", "prompt", hc_speed, 1024, 1},

@@ -473,14 +473,24 @@ static int op_index(const char *name)
     return 0;
 }
 
-struct options { const char *op, *backend; uint64_t seed; unsigned repeat; bool list, bench, json, verbose; unsigned as, part, parts; };
+struct options { const char *op, *backend; uint64_t seed; unsigned repeat; bool list, bench, json, verbose; unsigned as, part, parts; uint64_t most; };
 
-static bool check_case(struct kern_ctx *ref, struct kern_ctx *dev, const struct kern_case *k,
+enum verdict { SAME, DIFFERENT, LARGE };
+
+static enum verdict check_case(struct kern_ctx *ref, struct kern_ctx *dev, const struct kern_case *k,
                        const struct options *o)
 {
     char fail[400] = "";
     double worst = 0.0, def = op_bounds[op_index(k->op)];
     bool ok = run_case(ref, k, o->seed);
+    uint64_t bytes = 0;
+    for (unsigned i = 0; i < ref->n_bufs; ++i) {
+        bytes += ref->bufs[i].n;
+    }
+    if (o->most && bytes > o->most) {
+        clear(ref);
+        return LARGE;
+    }
     if (!ok || ref->rc) {
         snprintf(fail, sizeof fail, "reference failed (%d)%s", ref->rc, ok ? "" : ", guard bytes");
     }
@@ -537,7 +547,7 @@ static bool check_case(struct kern_ctx *ref, struct kern_ctx *dev, const struct 
     fflush(stdout);
     clear(ref);
     clear(dev);
-    return !fail[0];
+    return fail[0] ? DIFFERENT : SAME;
 }
 
 static void bench_case(struct kern_ctx *dev, const struct kern_case *k, const struct options *o)
@@ -572,9 +582,10 @@ static bool open_ctx(struct kern_ctx *c, const char *name, uint32_t threads)
 static int usage(void)
 {
     fprintf(stderr, "usage: kerncheck [--list] [--op GLOB] [--backend cpu|cuda[:N]] [--seed N] [--repeat N]\n"
-                    "                 [--bench] [--json] [--as CAPABILITY] [--part I/N] [-v]\n"
+                    "                 [--bench] [--json] [--as CAPABILITY] [--part I/N] [--most BYTES] [-v]\n"
                     "--as 120: with the variants that such a device would get (90: one that runs PTX)\n"
-                    "--part 0/4: every fourth case, from the first on\n");
+                    "--part 0/4: every fourth case, from the first on\n"
+                    "--most: leaves out cases whose buffers take more bytes\n");
     return 2;
 }
 
@@ -583,7 +594,8 @@ int main(int argc, char **argv)
     struct options o = {.op = "*", .backend = "cuda", .seed = 1, .repeat = 1};
     static const struct option longs[] = {
         {"list", 0, 0, 'l'}, {"op", 1, 0, 'o'}, {"backend", 1, 0, 'b'}, {"seed", 1, 0, 's'}, {"repeat", 1, 0, 'r'},
-        {"bench", 0, 0, 'B'}, {"json", 0, 0, 'j'}, {"as", 1, 0, 'a'}, {"part", 1, 0, 'p'}, {0, 0, 0, 0}};
+        {"bench", 0, 0, 'B'}, {"json", 0, 0, 'j'}, {"as", 1, 0, 'a'}, {"part", 1, 0, 'p'},
+        {"most", 1, 0, 'm'}, {0, 0, 0, 0}};
     int ch;
     while ((ch = getopt_long(argc, argv, "v", longs, NULL)) != -1) {
         switch (ch) {
@@ -600,6 +612,7 @@ int main(int argc, char **argv)
                 return usage();
             }
             break;
+        case 'm': o.most = strtoull(optarg, NULL, 10); break;
         case 'v': o.verbose = true; break;
         default: return usage();
         }
@@ -639,8 +652,9 @@ int main(int argc, char **argv)
                 for (unsigned r = 0; r < o.repeat; ++r) {
                     struct options t = o;
                     t.seed = o.seed + r;
-                    ++n;
-                    bad += !check_case(&ref, &dev, k, &t);
+                    enum verdict got = check_case(&ref, &dev, k, &t);
+                    n += got != LARGE;
+                    bad += got == DIFFERENT;
                 }
             }
         }

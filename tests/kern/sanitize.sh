@@ -30,7 +30,7 @@ done | xargs -P "${QX_JOBS:-6}" -L 1 sh -c '
     log=$0/$3-$4-${5%/*}
     start=$(date +%s)
     [ "$3" = memcheck ] && padding="--padding 4096" || padding=
-    timeout "$2" compute-sanitizer --tool "$3" $padding --error-exitcode 9 "$1" --op "$4" --part "$5" >"$log" 2>&1
+    timeout "$2" compute-sanitizer --tool "$3" $padding --error-exitcode 9 "$1" --op "$4" --part "$5" --most "${QX_MOST:-0}" >"$log" 2>&1
     rc=$?
     took=$(($(date +%s) - start))
     cases=$(sed -n "s/^\([0-9]* cases\), 0 failed.*/\1/p" "$log")
