@@ -397,6 +397,7 @@ static int archive(struct job *j, bool create)
         qx_json_u64(&json, "peak_memory_bytes", a.peak_bytes);
         qx_json_u64(&json, "free_bytes", a.free_bytes);
         qx_json_obj_end(&json);
+        qx_json_u64(&json, "resumed_bytes", a.resumed_bytes);
         qx_json_arr(&json, "components");
         for (size_t i = 0; i < a.n_components; i++) {
             const struct qx_archive_component *c = &a.components[i];

@@ -3,7 +3,8 @@
  * Every file becomes NAME.zst; qx-archive.json.zst lists names, sizes and XXH3-128 of files and of
  * the tensors in them. Frames are packed and unpacked on all threads and pass in order through one
  * place that hashes and writes, so that memory is a few frames a thread. A finished file is noted
- * in the journal. */
+ * in the journal, and so are frames of an unfinished one that are on disk: a later run reads and
+ * hashes their content again, but neither packs nor writes them. */
 #include "archive_impl.h"
 
 #include "json_out.h"
@@ -143,7 +144,9 @@ static void pack_slot(void *user, uint64_t i, uint32_t worker)
     struct qx_ar_work *w = user;
     struct qx_ar_slot *s = &w->slots[i];
     s->rc = qx_file_read(w->fd, s->raw, s->n, s->off, &s->err);
-    if (s->rc == 0) {
+    if (s->rc == 0 && s->known) {
+        s->checksum = qx_zseek_checksum(s->raw, s->n);
+    } else if (s->rc == 0) {
         s->rc = qx_zseek_pack(w->packer[worker], s->raw, s->n, s->packed, &s->packed_n,
                               &s->checksum, &s->err);
     }
@@ -166,18 +169,62 @@ static size_t frame_bytes(const struct qx_ar_entry *e, uint64_t off, size_t *at)
     return (size_t)(end - off);
 }
 
-static int pack_content(struct qx_ar_work *w, struct qx_ar_entry *e, struct qx_file_out *out,
-                        struct qx_error *err)
+/* "part I FIRST SIZES": frames FIRST... of file I are on disk. */
+static int note_part(struct qx_ar_work *w, struct qx_ar_entry *e, const struct qx_zseek_frame *frames,
+                     size_t first, size_t n, struct qx_error *err)
+{
+    struct qx_buf b = {0};
+    int rc = qx_file_out_sync(w->out, err);
+    qx_buf_fmt(&b, "part %zu %zu", (size_t)(e - w->e), first);
+    for (size_t i = first; i < n; i++) {
+        qx_buf_fmt(&b, " %" PRIu32, frames[i].size);
+    }
+    if (rc == 0) {
+        rc = qx_buf_cstr(&b) == NULL ? qx_fail_nomem(err) : qx_out_dir_note(w->dir, b.p, err);
+    }
+    qx_buf_fini(&b);
+    if (rc == 0) {
+        e->kept = w->off;
+        w->parts = true;
+    }
+    return rc;
+}
+
+static bool take_part(struct qx_ar_work *w, const char *s)
+{
+    size_t i, first;
+    uint32_t size;
+    int at = 0;
+    if (sscanf(s, "part %zu %zu%n", &i, &first, &at) != 2 || i >= w->n || first > w->e[i].n_known) {
+        return false;
+    }
+    struct qx_ar_entry *e = &w->e[i];
+    e->n_known = first;
+    for (s += at; sscanf(s, " %" SCNu32 "%n", &size, &at) == 1; s += at) {
+        if (!qx_grow((void **)&e->known, &e->cap_known, e->n_known + 1, sizeof *e->known)) {
+            return false; /* fewer are known: they are packed again */
+        }
+        e->known[e->n_known++] = size;
+    }
+    return true;
+}
+
+static int pack_content(struct qx_ar_work *w, struct qx_ar_entry *e, struct qx_error *err)
 {
     struct qx_ar_hasher h;
     struct qx_zseek_frame *frames = NULL;
-    size_t n_frames = 0, cap = 0, at = 0, span = 0;
+    size_t n_frames = 0, cap = 0, at = 0, span = 0, noted = e->n_known;
+    uint64_t noted_off = 0;
     int rc = qx_ar_hasher_init(&h, err);
     for (w->off = 0; rc == 0 && w->off < e->size;) {
         size_t m = 0;
         for (uint64_t off = w->off; m < w->n_slots && off < e->size; m++) {
             w->slots[m].off = off;
             w->slots[m].n = frame_bytes(e, off, &span);
+            w->slots[m].known = n_frames + m < e->n_known;
+            if (w->slots[m].known) {
+                w->slots[m].packed_n = e->known[n_frames + m];
+            }
             off += w->slots[m].n;
         }
         qx_pool_run(w->pool, m, 1, pack_slot, w);
@@ -200,16 +247,25 @@ static int pack_content(struct qx_ar_work *w, struct qx_ar_entry *e, struct qx_f
                                                          .checksum = s->checksum};
             qx_ar_hasher_add(&h, e, s->raw, s->n);
             count_components(w, e, w->off, s->n, s->packed_n, &at);
-            rc = qx_file_out_write(out, s->packed, s->packed_n, err);
+            rc = s->known ? 0 : qx_file_out_write(w->out, s->packed, s->packed_n, err);
             w->off += s->n;
             w->done_bytes += s->n;
+            if (s->known) {
+                noted_off = w->off;
+            }
         }
-        rc = rc == 0 ? qx_ar_tick(w, err) : rc;
+        int stop = rc == 0 ? qx_ar_tick(w, err) : rc;
+        if (rc == 0 && n_frames > noted && (stop != 0 || w->off - noted_off >= QX_AR_NOTE_BYTES)) {
+            rc = note_part(w, e, frames, noted, n_frames, stop != 0 ? NULL : err);
+            noted = n_frames;
+            noted_off = w->off;
+        }
+        rc = stop != 0 ? stop : rc;
     }
     if (rc == 0) {
         struct qx_buf table = {0};
         qx_zseek_put_table(&table, frames, n_frames);
-        rc = table.failed ? qx_fail_nomem(err) : qx_file_out_write(out, table.p, table.n, err);
+        rc = table.failed ? qx_fail_nomem(err) : qx_file_out_write(w->out, table.p, table.n, err);
         qx_buf_fini(&table);
         qx_ar_to_hex(XXH3_128bits_digest(h.file), e->hash);
     }
@@ -267,10 +323,32 @@ static bool take_note(struct qx_ar_work *w, const char *s)
     return true;
 }
 
+/* What is known of the file at work must be there, frame for frame; otherwise it begins anew. */
+static int open_part(struct qx_ar_work *w, struct qx_ar_entry *e, const char *to, struct qx_error *err)
+{
+    uint64_t packed = 0, content = 0;
+    size_t span = 0;
+    for (size_t k = 0; k < e->n_known; k++) {
+        packed += e->known[k];
+        if (content >= e->size) {
+            packed = 0;
+            break;
+        }
+        content += frame_bytes(e, content, &span);
+    }
+    int rc = qx_file_out_resume(&w->out, to, packed, err);
+    if (rc == 0 && (packed == 0 || qx_file_out_size(w->out) != packed)) {
+        e->n_known = 0;
+        content = 0;
+    }
+    e->kept = rc == 0 ? content : 0;
+    w->res->resumed_bytes += e->kept;
+    return rc;
+}
+
 static int pack_file(struct qx_ar_work *w, size_t i, struct qx_error *err)
 {
     struct qx_ar_entry *e = &w->e[i];
-    struct qx_file_out *out = NULL;
     char *from = qx_ar_join(w->path, e->name, ""),
          *to = qx_ar_join(qx_out_dir_part(w->dir), e->name, ".zst");
     uint64_t size;
@@ -280,16 +358,14 @@ static int pack_file(struct qx_ar_work *w, size_t i, struct qx_error *err)
         rc = size == e->size
                  ? qx_ar_make_folders(w, e->name, err)
                  : qx_fail(err, QX_E_IO, "file-changed", "the file has another size now");
-        rc = rc == 0 ? qx_file_out_create(&out, to, true, err) : rc;
-        rc = rc == 0 ? pack_content(w, e, out, err) : rc;
+        rc = rc == 0 ? open_part(w, e, to, err) : rc;
+        rc = rc == 0 ? pack_content(w, e, err) : rc;
         qx_file_close(w->fd);
     }
-    if (out != NULL && rc == 0) {
-        e->packed = qx_file_out_size(out);
-        rc = qx_file_out_commit(out, err);
-    } else if (out != NULL) {
-        qx_file_out_abort(out);
+    if (rc == 0) {
+        e->packed = qx_file_out_size(w->out);
     }
+    rc = qx_ar_end_file(w, e, rc, err);
     qx_free(from);
     qx_free(to);
     return rc == 0 ? note_file(w, i, err) : rc;
@@ -402,16 +478,17 @@ int qx_archive_create(const char *path, const char *target, const struct qx_arch
     res->free_bytes = qx_out_dir_free(target);
     if (rc == 0 && !o->dry_run) {
         qx_ar_plan_id(&w, "archive 1", id);
-        rc = w.total_bytes > res->free_bytes ? qx_ar_no_space(w.total_bytes, res->free_bytes, err)
-                                             : 0;
-        rc = rc == 0 ? qx_out_dir_begin(&w.dir, target, id, &names, o->force, o->resume, err) : rc;
-        rc = rc == 0 ? qx_ar_start_workers(&w, err) : rc;
+        rc = qx_out_dir_begin(&w.dir, target, id, &names, o->force, o->resume, err);
         for (size_t i = 0; rc == 0 && i < qx_out_dir_n_notes(w.dir); i++) {
             n_done += take_note(&w, qx_out_dir_note_at(w.dir, i));
+            w.parts |= take_part(&w, qx_out_dir_note_at(w.dir, i));
         }
+        rc = rc == 0 ? qx_ar_space(&w, err) : rc;
+        rc = rc == 0 ? qx_ar_start_workers(&w, err) : rc;
         for (size_t i = 0; rc == 0 && i < w.n; i++) {
             if (w.e[i].done) {
                 w.done_bytes += w.e[i].size;
+                res->resumed_bytes += w.e[i].size;
             } else {
                 rc = pack_file(&w, i, err);
                 n_done += rc == 0;
@@ -419,7 +496,7 @@ int qx_archive_create(const char *path, const char *target, const struct qx_arch
             res->bytes_out += w.e[i].packed;
         }
         rc = rc == 0 ? write_list(&w, err) : rc;
-        rc = qx_ar_finish(&w, rc, n_done > 0, err);
+        rc = qx_ar_finish(&w, rc, n_done > 0 || w.parts, err);
         for (size_t c = 0; c < QX_C_COUNT && c < QX_ARRAY_LEN(res->components); c++) {
             if (w.component_bytes[c] > 0) {
                 res->components[res->n_components++] =

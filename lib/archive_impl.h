@@ -32,11 +32,16 @@ struct qx_ar_entry {
     size_t n_spans;
     struct qx_st_header header;
     bool has_header, done;
+    /* Of an unfinished file, on disk: its frames' packed sizes (archive), bytes of content (restore). */
+    uint32_t *known;
+    size_t n_known, cap_known;
+    uint64_t kept;
 };
 struct qx_ar_slot {
     uint8_t *raw, *packed;
     uint64_t off;
     size_t n, packed_n;
+    bool known; /* written before: only read and hashed */
     uint32_t checksum;
     struct qx_error err;
     int rc;
@@ -60,7 +65,12 @@ struct qx_ar_work {
     const struct qx_zseek *z;
     uint64_t off;
     size_t frame0;
+    struct qx_file_out *out;
+    bool parts; /* notes of an unfinished file are in the journal */
 };
+
+/* An unfinished file is synced and noted each time that this much content was added to it. */
+#define QX_AR_NOTE_BYTES (32u << 20)
 
 struct qx_ar_hasher {
     XXH3_state_t *file, *tensor;
@@ -88,6 +98,9 @@ struct qx_ar_names {
     const char *suffix;
 };
 bool qx_ar_ours(const void *names, const char *name, bool is_dir);
-int qx_ar_no_space(uint64_t need, uint64_t have, struct qx_error *err);
+/* What is still to be written must fit. */
+int qx_ar_space(const struct qx_ar_work *w, struct qx_error *err);
+/* Ends the file at work: in place when rc is 0, else left for the next run if that knows of it, or removed. */
+int qx_ar_end_file(struct qx_ar_work *w, const struct qx_ar_entry *e, int rc, struct qx_error *err);
 
 #endif

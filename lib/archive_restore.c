@@ -101,19 +101,50 @@ static void unpack_slot(void *user, uint64_t i, uint32_t worker)
     struct qx_ar_work *w = user;
     struct qx_ar_slot *s = &w->slots[i];
     (void)worker;
-    s->rc = qx_zseek_read_frame(w->z, w->frame0 + i, s->raw, &s->err);
+    const struct qx_zseek_frame *f = qx_zseek_frame(w->z, w->frame0 + i);
+    s->rc = s->known ? qx_file_out_read(w->out, f->data_off, s->raw, f->data_size, &s->err)
+                     : qx_zseek_read_frame(w->z, w->frame0 + i, s->raw, &s->err);
 }
 
-static int unpack_content(struct qx_ar_work *w, struct qx_ar_entry *e, struct qx_file_out *out,
-                          struct qx_error *err)
+/* "some I BYTES": so much of file I is on disk. */
+static int note_some(struct qx_ar_work *w, struct qx_ar_entry *e, struct qx_error *err)
+{
+    char line[64];
+    uint64_t n = qx_file_out_size(w->out);
+    snprintf(line, sizeof line, "some %zu %" PRIu64, (size_t)(e - w->e), n);
+    int rc = qx_file_out_sync(w->out, err);
+    rc = rc == 0 ? qx_out_dir_note(w->dir, line, err) : rc;
+    if (rc == 0) {
+        e->kept = n;
+        w->parts = true;
+    }
+    return rc;
+}
+
+/* Goes on behind the frames that are there. */
+static int open_part(struct qx_ar_work *w, struct qx_ar_entry *e, const char *to, struct qx_error *err)
+{
+    bool at_frame = false;
+    for (size_t i = 0; !at_frame && i < qx_zseek_n_frames(w->z); i++) {
+        at_frame = qx_zseek_frame(w->z, i)->data_off == e->kept;
+    }
+    int rc = qx_file_out_resume(&w->out, to, at_frame ? e->kept : 0, err);
+    e->kept = rc == 0 ? qx_file_out_size(w->out) : 0;
+    w->res->resumed_bytes += e->kept;
+    return rc;
+}
+
+static int unpack_content(struct qx_ar_work *w, struct qx_ar_entry *e, struct qx_error *err)
 {
     struct qx_ar_hasher h;
     char hash[33];
+    uint64_t kept = e->kept;
     int rc = qx_ar_hasher_init(&h, err);
     size_t n = qx_zseek_n_frames(w->z);
     for (w->frame0 = 0; rc == 0 && w->frame0 < n; w->frame0 += w->n_slots) {
         size_t m = n - w->frame0 < w->n_slots ? n - w->frame0 : w->n_slots;
         for (size_t i = 0; rc == 0 && i < m; i++) {
+            w->slots[i].known = qx_zseek_frame(w->z, w->frame0 + i)->data_off < kept;
             if (qx_zseek_frame(w->z, w->frame0 + i)->data_size > QX_ZSEEK_FRAME_BYTES) {
                 rc = qx_fail(err, QX_E_FORMAT, "seek-table",
                              "a frame is larger than an archive's frames are");
@@ -135,10 +166,15 @@ static int unpack_content(struct qx_ar_work *w, struct qx_ar_entry *e, struct qx
                 break;
             }
             qx_ar_hasher_add(&h, e, s->raw, k);
-            rc = qx_file_out_write(out, s->raw, k, err);
+            rc = s->known ? 0 : qx_file_out_write(w->out, s->raw, k, err);
             w->done_bytes += k;
         }
-        rc = rc == 0 ? qx_ar_tick(w, err) : rc;
+        int stop = rc == 0 ? qx_ar_tick(w, err) : rc;
+        uint64_t more = qx_file_out_size(w->out) - e->kept;
+        if (rc == 0 && more > 0 && (stop != 0 || more >= QX_AR_NOTE_BYTES)) {
+            rc = note_some(w, e, stop != 0 ? NULL : err);
+        }
+        rc = stop != 0 ? stop : rc;
     }
     if (rc == 0) {
         qx_ar_to_hex(XXH3_128bits_digest(h.file), hash);
@@ -146,6 +182,7 @@ static int unpack_content(struct qx_ar_work *w, struct qx_ar_entry *e, struct qx
             rc = qx_fail(err, QX_E_FORMAT, "checksum", "expected XXH3-128 %s, found %s", e->hash,
                          hash);
             qx_error_at(err, e->name, NULL, QX_NO_OFF);
+            e->kept = 0; /* what is there is of no use to the next run */
         }
     }
     qx_ar_hasher_fini(&h);
@@ -155,7 +192,6 @@ static int unpack_content(struct qx_ar_work *w, struct qx_ar_entry *e, struct qx
 static int unpack_file(struct qx_ar_work *w, size_t i, struct qx_error *err)
 {
     struct qx_ar_entry *e = &w->e[i];
-    struct qx_file_out *out = NULL;
     struct qx_zseek *z = NULL;
     char *from = qx_ar_join(w->path, e->name, ".zst"),
          *to = qx_ar_join(qx_out_dir_part(w->dir), e->name, "");
@@ -173,16 +209,12 @@ static int unpack_file(struct qx_ar_work *w, size_t i, struct qx_error *err)
         }
         w->z = z;
         rc = rc == 0 ? qx_ar_make_folders(w, e->name, err) : rc;
-        rc = rc == 0 ? qx_file_out_create(&out, to, true, err) : rc;
-        rc = rc == 0 ? unpack_content(w, e, out, err) : rc;
+        rc = rc == 0 ? open_part(w, e, to, err) : rc;
+        rc = rc == 0 ? unpack_content(w, e, err) : rc;
         qx_zseek_close(z);
         qx_file_close(w->fd);
     }
-    if (out != NULL && rc == 0) {
-        rc = qx_file_out_commit(out, err);
-    } else if (out != NULL) {
-        qx_file_out_abort(out);
-    }
+    rc = qx_ar_end_file(w, e, rc, err);
     qx_free(from);
     qx_free(to);
     w->res->bytes_in += size;
@@ -210,26 +242,31 @@ int qx_archive_restore(const char *path, const char *target, const struct qx_arc
     res->free_bytes = qx_out_dir_free(target);
     if (rc == 0 && !o->dry_run) {
         qx_ar_plan_id(&w, "restore 1", id);
-        rc = w.total_bytes > res->free_bytes ? qx_ar_no_space(w.total_bytes, res->free_bytes, err)
-                                             : 0;
-        rc = rc == 0 ? qx_out_dir_begin(&w.dir, target, id, &names, o->force, o->resume, err) : rc;
-        rc = rc == 0 ? qx_ar_start_workers(&w, err) : rc;
+        rc = qx_out_dir_begin(&w.dir, target, id, &names, o->force, o->resume, err);
         for (size_t i = 0; rc == 0 && i < qx_out_dir_n_notes(w.dir); i++) {
+            const char *s = qx_out_dir_note_at(w.dir, i);
             size_t k;
-            if (sscanf(qx_out_dir_note_at(w.dir, i), "restored %zu", &k) == 1 && k < w.n) {
+            uint64_t bytes;
+            if (sscanf(s, "restored %zu", &k) == 1 && k < w.n) {
                 w.e[k].done = true;
                 n_done++;
+            } else if (sscanf(s, "some %zu %" SCNu64, &k, &bytes) == 2 && k < w.n) {
+                w.e[k].kept = bytes;
+                w.parts = true;
             }
         }
+        rc = rc == 0 ? qx_ar_space(&w, err) : rc;
+        rc = rc == 0 ? qx_ar_start_workers(&w, err) : rc;
         for (size_t i = 0; rc == 0 && i < w.n; i++) {
             if (w.e[i].done) {
                 w.done_bytes += w.e[i].size;
+                res->resumed_bytes += w.e[i].size;
             } else {
                 rc = unpack_file(&w, i, err);
                 n_done += rc == 0;
             }
         }
-        rc = qx_ar_finish(&w, rc, n_done > 0, err);
+        rc = qx_ar_finish(&w, rc, n_done > 0 || w.parts, err);
     }
     qx_ar_work_fini(&w);
     return rc;

@@ -23,6 +23,7 @@ void qx_ar_work_fini(struct qx_ar_work *w)
     for (size_t i = 0; i < w->n; i++) {
         qx_free(w->e[i].name);
         qx_free(w->e[i].spans);
+        qx_free(w->e[i].known);
         if (w->e[i].has_header) {
             qx_st_header_fini(&w->e[i].header);
         }
@@ -204,10 +205,37 @@ int qx_ar_finish(struct qx_ar_work *w, int rc, bool keep, struct qx_error *err)
     return rc;
 }
 
-int qx_ar_no_space(uint64_t need, uint64_t have, struct qx_error *err)
+int qx_ar_space(const struct qx_ar_work *w, struct qx_error *err)
 {
-    return qx_fail(err, QX_E_NOSPACE, "no-space",
-                   "the output may need %" PRIu64 " bytes, %" PRIu64 " are free", need, have);
+    uint64_t need = w->total_bytes, have = w->res->free_bytes;
+    for (size_t i = 0; i < w->n; i++) {
+        const struct qx_ar_entry *e = &w->e[i];
+        uint64_t there = e->done ? e->size : e->kept;
+        need -= there < need ? there : need;
+    }
+    if (need > have) {
+        return qx_fail(err, QX_E_NOSPACE, "no-space",
+                       "the output may need %" PRIu64 " bytes more, %" PRIu64 " are free", need, have);
+    }
+    return 0;
+}
+
+int qx_ar_end_file(struct qx_ar_work *w, const struct qx_ar_entry *e, int rc, struct qx_error *err)
+{
+    struct qx_file_out *out = w->out;
+    w->out = NULL;
+    if (out == NULL) {
+        return rc;
+    }
+    if (rc == 0) {
+        return qx_file_out_commit(out, err);
+    }
+    if (e->kept > 0) {
+        qx_file_out_leave(out);
+    } else {
+        qx_file_out_abort(out);
+    }
+    return rc;
 }
 
 bool qx_ar_ours(const void *names, const char *name, bool is_dir)

@@ -2,6 +2,7 @@
 #include "file_out.h"
 
 #include "alloc.h"
+#include "file_map.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -86,7 +87,8 @@ static void release(struct qx_file_out *f)
     qx_free(f);
 }
 
-int qx_file_out_create(struct qx_file_out **out, const char *path, bool force, struct qx_error *err)
+static int start(struct qx_file_out **out, const char *path, bool force, uint64_t keep,
+                 struct qx_error *err)
 {
     *out = NULL;
     struct stat st;
@@ -119,14 +121,27 @@ int qx_file_out_create(struct qx_file_out **out, const char *path, bool force, s
     }
     memcpy(f->part, path, n);
     memcpy(f->part + n, ".part", 6);
-    f->fd = open(f->part, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
-    if (f->fd < 0) {
+    f->fd = open(f->part, O_RDWR | O_CREAT | (keep == 0 ? O_TRUNC : 0) | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (f->fd >= 0 && keep > 0) {
+        f->written = fstat(f->fd, &st) == 0 && S_ISREG(st.st_mode) && (uint64_t)st.st_size >= keep ? keep : 0;
+    }
+    if (f->fd < 0 || (keep > 0 && ftruncate(f->fd, (off_t)f->written) != 0)) {
         int rc = write_failed(f->part, errno, err);
         release(f);
         return rc;
     }
     *out = f;
     return 0;
+}
+
+int qx_file_out_create(struct qx_file_out **out, const char *path, bool force, struct qx_error *err)
+{
+    return start(out, path, force, 0, err);
+}
+
+int qx_file_out_resume(struct qx_file_out **out, const char *path, uint64_t keep, struct qx_error *err)
+{
+    return start(out, path, true, keep, err);
 }
 
 static int flush(struct qx_file_out *f, struct qx_error *err)
@@ -165,6 +180,23 @@ int qx_file_out_rewrite(struct qx_file_out *f, uint64_t off, const void *p, size
     return rc == 0 ? qx_pwrite_all(f->fd, p, n, off, f->part, err) : rc;
 }
 
+int qx_file_out_sync(struct qx_file_out *f, struct qx_error *err)
+{
+    int rc = f->failed ? write_failed(f->part, EIO, err) : flush(f, err);
+    if (rc == 0 && fdatasync(f->fd) != 0) {
+        rc = write_failed(f->part, errno, err);
+        f->failed = true;
+    }
+    return rc;
+}
+
+int qx_file_out_read(const struct qx_file_out *f, uint64_t off, void *dst, size_t n, struct qx_error *err)
+{
+    int rc = qx_file_read(f->fd, dst, n, off, err);
+    qx_error_at(rc != 0 ? err : NULL, f->part, NULL, off);
+    return rc;
+}
+
 uint64_t qx_file_out_size(const struct qx_file_out *f)
 {
     return f->written + f->n;
@@ -186,6 +218,13 @@ int qx_file_out_commit(struct qx_file_out *f, struct qx_error *err)
     }
     release(f);
     return rc;
+}
+
+void qx_file_out_leave(struct qx_file_out *f)
+{
+    if (f != NULL) {
+        release(f);
+    }
 }
 
 void qx_file_out_abort(struct qx_file_out *f)

@@ -779,6 +779,7 @@ struct qx_archive_component { const char *name; uint64_t bytes, packed_bytes; };
 struct qx_archive_result {
     uint64_t n_files, bytes_in, bytes_out; /* dry run: bytes_out at most */
     uint64_t peak_bytes, free_bytes;
+    uint64_t resumed_bytes; /* of the files' content: taken over from an earlier run */
     struct qx_archive_component components[16];
     size_t n_components;
 };

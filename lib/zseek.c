@@ -93,10 +93,15 @@ static size_t raw_frame(const uint8_t *src, size_t n, uint8_t *dst)
     return at;
 }
 
+uint32_t qx_zseek_checksum(const void *src, size_t n)
+{
+    return (uint32_t)XXH64(src, n, 0);
+}
+
 int qx_zseek_pack(struct qx_zseek_packer *p, const void *src, size_t n, void *dst, size_t *size,
                   uint32_t *checksum, struct qx_error *err)
 {
-    *checksum = (uint32_t)XXH64(src, n, 0);
+    *checksum = qx_zseek_checksum(src, n);
     bool worth = true;
     if (n >= 4 * SAMPLE_BYTES) {
         /* The middle of the piece stands for it. */
@@ -266,7 +271,7 @@ int qx_zseek_read_frame(const struct qx_zseek *z, size_t i, void *dst, struct qx
             rc = qx_fail(err, QX_E_FORMAT, "zstd-frame", "frame %zu: %s", i,
                          ZSTD_isError(n) ? ZSTD_getErrorName(n)
                                          : "content is shorter than the table says");
-        } else if (z->checksums && (uint32_t)XXH64(dst, n, 0) != f->checksum) {
+        } else if (z->checksums && qx_zseek_checksum(dst, n) != f->checksum) {
             rc = qx_fail(err, QX_E_FORMAT, "checksum",
                          "frame %zu: content differs from its checksum", i);
         }

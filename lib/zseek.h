@@ -20,6 +20,7 @@ size_t qx_zseek_bound(size_t n); /* room for the frame of n bytes */
 /* One frame of n <= QX_ZSEEK_MAX_CONTENT bytes to dst; *size, *checksum are for its entry. */
 int qx_zseek_pack(struct qx_zseek_packer *p, const void *src, size_t n, void *dst, size_t *size,
                   uint32_t *checksum, struct qx_error *err);
+uint32_t qx_zseek_checksum(const void *src, size_t n); /* of content, as in its entry */
 /* Appends the seek table of n frames. */
 void qx_zseek_put_table(struct qx_buf *b, const struct qx_zseek_frame *frames, size_t n);
 

@@ -95,6 +95,35 @@ try:
         shutil.rmtree(out)
         if (k + 1) % 10 == 0:
             print(f'{k + 1} kills', flush=True)
+    # Archives and what they held, the same; what was on disk and noted is not packed or written again.
+    packed = work / 'packed'
+    run('repack', src, '-o', packed, '--archive', '-q')
+    for what, begin, done, extra in (('archive', src, packed, ['--archive']), ('restore', packed, src, [])):
+        start = time.monotonic()
+        run('repack', begin, '-o', work / 'timed', '-q', *extra)
+        took_this = time.monotonic() - start
+        same_tree(done, work / 'timed')
+        shutil.rmtree(work / 'timed')
+        again = taken = 0
+        for k in range(max(kills // 5, 3)):
+            out = work / 'out'
+            p = subprocess.Popen([str(build / 'qx-repack'), str(begin), '-o', str(out), '-q', *extra],
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            time.sleep(random.uniform(took_this * 0.3, took_this * 0.95))
+            p.send_signal(signal.SIGINT if k == 0 else signal.SIGKILL)
+            p.communicate()
+            part = pathlib.Path(str(out) + '.part')
+            if not out.exists():
+                written = sum(f.stat().st_size for f in part.iterdir()) if part.exists() else 0
+                doc = json.loads(run('repack', begin, '-o', out, '--json', *extra).stdout)
+                taken = max(taken, doc['resumed_bytes'])
+                again = max(again, written - doc['resumed_bytes'])
+                # 32 MiB of content between notes, and the frames at work.
+                check(f'{what}: of {written} bytes written {doc["resumed_bytes"]} were kept',
+                      written - doc['resumed_bytes'] <= 64 << 20)
+            same_tree(done, out)
+            shutil.rmtree(out)
+        print(f'{what}: up to {taken / 2**20:.0f} MiB taken over, {again / 2**20:.0f} MiB written again', flush=True)
     # Another plan does not go on with this part; without --resume it starts again.
     p = subprocess.Popen([str(build / 'qx-repack'), str(src), *arguments(work / 'out')],
                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
