@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static _Atomic uint64_t live_blocks, total_calls, failed_calls;
 static _Atomic uint64_t fail_countdown; /* 0: off; 1: the next one fails */
@@ -141,6 +142,12 @@ struct chunk {
     size_t used, cap;
     _Alignas(16) char bytes[];
 };
+
+uint64_t qx_host_memory_bytes(void)
+{
+    long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    return pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0;
+}
 
 struct qx_arena {
     struct chunk *head;

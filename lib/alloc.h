@@ -15,6 +15,9 @@ char *qx_strndup(const char *s, size_t n);
  * *p intact. */
 bool qx_grow(void **p, size_t *cap, size_t need, size_t size);
 
+/* Memory of this machine; 0 if the system does not say. */
+uint64_t qx_host_memory_bytes(void);
+
 /* Tests: the n-th allocation from now fails (0 = never), and every later one too when `sticky`. */
 void qx_alloc_fail_at(uint64_t n, bool sticky);
 uint64_t qx_alloc_live(void);   /* blocks allocated and not yet freed */

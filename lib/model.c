@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 /* ---- memory ------------------------------------------------------------------------------- */
 
@@ -214,7 +213,6 @@ static int make_plan(struct qx_model *m, const struct qx_model_opts *o, const st
         return rc;
     }
     const struct qx_table *t = qx_resolved_table(qx_ckpt_resolved(m->ck));
-    long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     struct qx_plan_request r = {
         .weight_bytes = sizes.weight_bytes + (t ? 16ull * t->n_shards + 16 : 0), .table_bytes = sizes.table_bytes, .table = o->table,
         .packed_table = t && t->packed_rows, .host_device = m->be->host_memory,
@@ -222,7 +220,7 @@ static int make_plan(struct qx_model *m, const struct qx_model_opts *o, const st
                         : m->be->host_memory   ? 0
                                                : m->free_at_open,
         .workspace_bytes = m->be->queue_bytes,
-        .host_bytes = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0,
+        .host_bytes = qx_host_memory_bytes(),
         .ctx_tokens = o->ctx_tokens, .chunk_rows = o->chunk_rows, .max_seqs = o->max_seqs,
         .draft_max = o->draft_max, .mtp = m->mtp.loaded, .kv_bf16 = m->kv_bf16,
         .draft_head_bytes = m->mtp.loaded

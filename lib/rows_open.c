@@ -13,7 +13,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 /* ---- small reads -------------------------------------------------------------------------- */
 
@@ -282,8 +281,7 @@ int qx_fail_no_table(const struct qx_ckpt *ck, struct qx_error *err)
 /* An eighth of the memory, 512 MiB to 4 GiB. */
 static uint64_t map_bytes(void)
 {
-    long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-    uint64_t n = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page / 8 : 0;
+    uint64_t n = qx_host_memory_bytes() / 8;
     return n < (512ull << 20) ? 512ull << 20 : n > (4ull << 30) ? 4ull << 30 : n;
 }
 

@@ -8,7 +8,6 @@
 
 #include <math.h>
 #include <string.h>
-#include <unistd.h>
 
 const char qx_released_config[] =
     "{\"architectures\":[\"Qwen4ExpForConditionalGeneration\"],\"model_type\":\"qwen4_exp\",\"text_config\":{"
@@ -322,7 +321,6 @@ static int make(struct synth *s, const struct qx_model_opts *o, struct qx_error 
     }
     uint64_t w = m->cfg->ple_row_width;
     QX_TRY(m->be->info(m->be, &info, err));
-    long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     struct qx_plan_request r = {
         .weight_bytes = s->weight_bytes,
         .table_bytes = n_rows * (s->f_table == QX_W_NVFP4 ? w / 2 + w / 16 : s->f_table == QX_W_BF16 ? 2 * w : w),
@@ -330,7 +328,7 @@ static int make(struct synth *s, const struct qx_model_opts *o, struct qx_error 
         .table = o->table, .host_device = false,
         .device_bytes = o->device_memory_bytes ? o->device_memory_bytes : m->be->host_memory ? info.memory_free_bytes : m->free_at_open,
         .workspace_bytes = m->be->queue_bytes + P_KINDS * POOL_BYTES, /* the pools stay, too */
-        .host_bytes = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0, .ctx_tokens = o->ctx_tokens,
+        .host_bytes = qx_host_memory_bytes(), .ctx_tokens = o->ctx_tokens,
         .chunk_rows = o->chunk_rows, .max_seqs = o->max_seqs, .draft_max = o->draft_max, .mtp = m->mtp.loaded,
         .kv_bf16 = m->kv_bf16,
         .draft_head_bytes = m->mtp.loaded ? qx_draft_head_bytes(&m->head, qx_draft_head_rows(o, m->cfg->vocab_size))

@@ -53,11 +53,9 @@ static int ref_info(struct qx_backend *be, struct qx_device_info *out, struct qx
     memset(out, 0, sizeof *out);
     uint32_t n = qx_pool_threads(r->pool);
     snprintf(out->name, sizeof out->name, "cpu, %u thread%s", n, n == 1 ? "" : "s");
-    long pages = sysconf(_SC_PHYS_PAGES), avail = sysconf(_SC_AVPHYS_PAGES), size = sysconf(_SC_PAGESIZE);
-    if (pages > 0 && size > 0) {
-        out->memory_bytes = (uint64_t)pages * (uint64_t)size;
-        out->memory_free_bytes = (uint64_t)(avail > 0 ? avail : 0) * (uint64_t)size;
-    }
+    long avail = sysconf(_SC_AVPHYS_PAGES), size = sysconf(_SC_PAGESIZE);
+    out->memory_bytes = qx_host_memory_bytes();
+    out->memory_free_bytes = avail > 0 && size > 0 ? (uint64_t)avail * (uint64_t)size : 0;
     return 0;
 }
 

@@ -32,6 +32,16 @@ static double wall(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
+static void draw(uint64_t *state, uint64_t ids[BATCH], uint64_t n)
+{
+    for (size_t i = 0; i < BATCH; i++) {
+        *state ^= *state << 13;
+        *state ^= *state >> 7;
+        *state ^= *state << 17;
+        ids[i] = *state % n;
+    }
+}
+
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
@@ -78,12 +88,7 @@ static int bench(const char *path, struct qx_pool *pool)
         uint64_t done = 0;
         double spent = 0.0;
         while (rc == 0 && done < 1000000) {
-            for (size_t i = 0; i < BATCH; i++) {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                ids[i] = state % n;
-            }
+            draw(&state, ids, n);
             t = now();
             rc = qx_rows_read(r, ids, BATCH, QX_ROW_F32, out, &err);
             spent += now() - t;
@@ -93,12 +98,7 @@ static int bench(const char *path, struct qx_pool *pool)
         done = 0;
         spent = 0.0;
         while (rc == 0 && done < 1000000) {
-            for (size_t i = 0; i < BATCH; i++) {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                ids[i] = state % n;
-            }
+            draw(&state, ids, n);
             t = wall();
             rc = qx_rows_read_pool(r, pool, ids, BATCH, QX_ROW_F32, out, &err);
             spent += wall() - t;

@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "alloc.h"
 
@@ -30,6 +32,17 @@ static inline char *fuzz_copy(const uint8_t *data, size_t size)
         memcpy(p, data, size);
     }
     return p;
+}
+
+/* A file that holds the bytes; the same descriptor every time. */
+static inline int fuzz_file(const uint8_t *data, size_t size)
+{
+    static int fd = -1;
+    if (fd < 0) {
+        fd = memfd_create("fuzz", 0);
+    }
+    CHECK(fd >= 0 && ftruncate(fd, 0) == 0 && pwrite(fd, data, size, 0) == (ssize_t)size);
+    return fd;
 }
 
 #endif

@@ -8,9 +8,6 @@
 #include "st_header.h"
 #include "utf8.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 static void check_tensors(const struct qx_st_header *h, uint64_t file_bytes, bool clean)
 {
     uint64_t sum = 0;
@@ -91,12 +88,8 @@ static void check_again(const struct qx_st_header *h, uint64_t data_bytes)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static int fd = -1;
     uint64_t live = qx_alloc_live();
-    if (fd < 0) {
-        fd = memfd_create("fuzz", 0);
-    }
-    CHECK(fd >= 0 && ftruncate(fd, 0) == 0 && pwrite(fd, data, size, 0) == (ssize_t)size);
+    int fd = fuzz_file(data, size);
     struct qx_findings *fs = qx_findings_create();
     struct qx_st_header h;
     CHECK(fs && qx_st_header_read(&h, fd, size, "f", 1 << 20, fs, NULL) == 0);

@@ -4,19 +4,12 @@
 
 #include "zseek.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #define LARGEST ((uint64_t)1 << 20)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static int fd = -1;
     uint64_t live = qx_alloc_live();
-    if (fd < 0) {
-        fd = memfd_create("fuzz", 0);
-    }
-    CHECK(fd >= 0 && ftruncate(fd, 0) == 0 && pwrite(fd, data, size, 0) == (ssize_t)size);
+    int fd = fuzz_file(data, size);
     struct qx_zseek *z;
     struct qx_error err = {0};
     int rc = qx_zseek_open(&z, fd, size, "f", &err);

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "qx.h"
+#include "rel.h"
 
 /* An array of a .npy file: little-endian f4, f8, i8 or u2, C order. */
 struct npy { char type[4]; size_t shape[4], n_dims, n; void *data; };
@@ -99,16 +100,6 @@ static inline uint32_t *fx_ids(const cJSON *list, size_t *n)
         ids[i++] = (uint32_t)e->valuedouble;
     }
     return ids;
-}
-
-static inline double fx_rel(const float *a, const float *b, size_t n)
-{
-    double d = 0.0, s = 0.0;
-    for (size_t i = 0; i < n; ++i) {
-        d += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
-        s += (double)b[i] * b[i];
-    }
-    return sqrt(d / (s > 0 ? s : 1));
 }
 
 static inline size_t fx_argmax(const float *a, size_t n)

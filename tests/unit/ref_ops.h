@@ -19,6 +19,7 @@
 #include "codes.h"
 #include "ops.h"
 #include "rand.h"
+#include "rel.h"
 
 static struct qx_backend *be;
 static struct qx_queue *q;
@@ -77,16 +78,6 @@ static inline struct rows *make_rows(struct rows *r, uint32_t n, int32_t pos0, i
     }
     r->s = (struct qx_step){n, r->id, r->pos, r->seq, r->first, r->in, r->out};
     return r;
-}
-
-static inline double rel(const float *a, const float *b, size_t n)
-{
-    double d = 0, s = 0;
-    for (size_t i = 0; i < n; ++i) {
-        d += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
-        s += (double)b[i] * b[i];
-    }
-    return sqrt(d / (s > 0 ? s : 1));
 }
 
 #endif

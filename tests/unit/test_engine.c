@@ -114,7 +114,7 @@ static void check_prompt(const char *dir, struct fx_model *f, const cJSON *p, do
     assert_true(npy_load(&a, "%s/expected/%s.logits.npy", dir, name));
     const cJSON *at = cJSON_GetObjectItem(p, "logit_positions")->child;
     for (size_t i = 0; i < a.shape[0]; ++i, at = at->next) {
-        double rel = fx_rel(c.logits + (size_t)at->valuedouble * c.vocab, (float *)a.data + i * c.vocab,
+        double rel = rel_l2(c.logits + (size_t)at->valuedouble * c.vocab, (float *)a.data + i * c.vocab,
                             c.vocab);
         near("logits", dir, name, rel);
         worst[0] = rel > worst[0] ? rel : worst[0];
@@ -130,7 +130,7 @@ static void check_prompt(const char *dir, struct fx_model *f, const cJSON *p, do
             break;
         }
         size_t first = n < 2 ? 1 : 0;
-        double rel = fx_rel(c.streams + (l * 2 + first) * c.wide, a.data, a.n);
+        double rel = rel_l2(c.streams + (l * 2 + first) * c.wide, a.data, a.n);
         near("streams", dir, name, rel);
         worst[1] = rel > worst[1] ? rel : worst[1];
         free(a.data);
@@ -142,7 +142,7 @@ static void check_prompt(const char *dir, struct fx_model *f, const cJSON *p, do
     free(a.data);
     if (npy_load(&a, "%s/expected/%s.draft_logits.npy", dir, name)) {
         size_t first = n - 1 - a.shape[0];
-        double rel = fx_rel(c.draft + first * c.vocab, a.data, a.n);
+        double rel = rel_l2(c.draft + first * c.vocab, a.data, a.n);
         near("draft logits", dir, name, rel);
         worst[2] = rel > worst[2] ? rel : worst[2];
         free(a.data);

@@ -57,8 +57,8 @@ static void test_gdn_forms(void **state)
     memcpy(s, g.s, n_s * 4);
     for (uint32_t chunk = 2; chunk <= 64; chunk = chunk * 2 + 1) {
         gdn_run(&g, make_rows(&r, ROWS, 0, -1, 0), 0, chunk);
-        assert_true(rel(g.out, out, n_out) < 1e-5);
-        assert_true(rel(g.s, s, n_s) < 1e-5);
+        assert_true(rel_l2(g.out, out, n_out) < 1e-5);
+        assert_true(rel_l2(g.s, s, n_s) < 1e-5);
     }
     /* Token by token, in place and through changing slots, gives the same bits as one run. */
     for (uint32_t i = 0; i < ROWS; ++i) {
@@ -157,7 +157,7 @@ static void test_gdn_limits(void **state)
         for (uint32_t d = 0; d < VD; ++d) {
             want[d] = (float)(o[d] / sqrt(sq + 1e-6) * g.norm[d] / (1 + exp(-(double)in[CH + h * VD + d])));
         }
-        assert_true(rel(g.out + VH * VD + h * VD, want, VD) < 1e-4);
+        assert_true(rel_l2(g.out + VH * VD + h * VD, want, VD) < 1e-4);
     }
     /* 13: scaling post-conv q or k changes nothing but through eps. silu(x) is near x for large x. */
     float *base = malloc(VH * VD * 4);
@@ -171,7 +171,7 @@ static void test_gdn_limits(void **state)
         g.in[KH * KD + c] *= 0.75f;
     }
     gdn_run(&g, make_rows(&r, 1, 0, -1, 0), 0, 0);
-    assert_true(rel(g.out, base, VH * VD) < 1e-5);
+    assert_true(rel_l2(g.out, base, VH * VD) < 1e-5);
     free(base);
     free(s0);
     gdn_fini(&g);

@@ -155,7 +155,7 @@ static void test_attention(void **state)
                 double gate = a.in[p * a.stride + (2 * h + 1) * DIM + i];
                 want_o[i] = (float)(o[i] / (1 + exp(-gate)));
             }
-            assert_true(rel(a.o + (p * HEADS + h) * DIM, want_o, DIM) < 1e-6);
+            assert_true(rel_l2(a.o + (p * HEADS + h) * DIM, want_o, DIM) < 1e-6);
         }
     }
 
