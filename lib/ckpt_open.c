@@ -571,12 +571,36 @@ static int open_parts(struct opening *o, bool is_dir, struct qx_error *err)
     }
     if (!rc && is_dir && ck->n_files == 0 && !ck->has_index && !ck->config_text.present) {
         const char *what = qx_dir_foreign(&o->list);
-        rc = qx_fail(err, QX_E_NOT_FOUND, "not-a-checkpoint",
-                     "no safetensors file, index or config.json here%s%s", what ? "; there is " : "",
-                     what ? what : "");
+        char nested[PATH_MAX];
+        if (!what && qx_dir_nested(ck->dir[0] ? ck->dir : ".", &o->list, nested, sizeof nested)) {
+            rc = qx_fail(err, QX_E_NOT_FOUND, "not-a-checkpoint",
+                         "no safetensors file, index or config.json here; did you mean '%.400s'?", nested);
+        } else {
+            rc = qx_fail(err, QX_E_NOT_FOUND, "not-a-checkpoint",
+                         "no safetensors file, index or config.json here%s%s", what ? "; there is " : "",
+                         what ? what : "");
+        }
         qx_error_at(err, ck->path, NULL, QX_NO_OFF);
     }
     return rc;
+}
+
+/* An address, or OWNER/NAME where there is no folder OWNER. */
+static bool is_hub_name(const char *path)
+{
+    const char *slash = strchr(path, '/');
+    char owner[256];
+    struct stat st;
+    if (strncmp(path, "https://", 8) == 0 || strncmp(path, "hf://", 5) == 0) {
+        return true;
+    }
+    if (!slash || slash == path || path[0] == '.' || path[0] == '~' || slash[1] == '\0' || strchr(slash + 1, '/') ||
+        (size_t)(slash - path) >= sizeof owner) {
+        return false;
+    }
+    memcpy(owner, path, (size_t)(slash - path));
+    owner[slash - path] = '\0';
+    return stat(owner, &st) != 0;
 }
 
 int qx_ckpt_open(struct qx_ckpt **out, const char *path, const struct qx_open *how, struct qx_error *err)
@@ -589,7 +613,9 @@ int qx_ckpt_open(struct qx_ckpt **out, const char *path, const struct qx_open *h
         int sys = errno;
         bool absent = sys == ENOENT || sys == ENOTDIR || sys == ELOOP;
         int rc = qx_fail_errno(err, absent ? QX_E_NOT_FOUND : QX_E_IO, sys, absent ? "not-found" : "unreadable-file",
-                               "cannot open the checkpoint");
+                               "cannot open the checkpoint%s",
+                               absent && is_hub_name(path) ? " (qx reads directories; a name on a hub is to be downloaded "
+                                                             "first)" : "");
         qx_error_at(err, path, NULL, QX_NO_OFF);
         return rc;
     }

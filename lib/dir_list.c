@@ -221,6 +221,39 @@ const char *qx_dir_foreign(const struct qx_dir_list *l)
     return NULL;
 }
 
+static bool looks_like_checkpoint(const char *path)
+{
+    static const char *const names[] = {"config.json", "model.safetensors.index.json", "model.safetensors"};
+    char file[PATH_MAX];
+    struct stat st;
+    bool any = false;
+    for (size_t i = 0; i < QX_ARRAY_LEN(names); i++) {
+        int n = snprintf(file, sizeof file, "%s/%s", path, names[i]);
+        any = any || (n > 0 && (size_t)n < sizeof file && stat(file, &st) == 0 && S_ISREG(st.st_mode));
+    }
+    return any;
+}
+
+bool qx_dir_nested(const char *dir, const struct qx_dir_list *l, char *out, size_t cap)
+{
+    for (size_t i = 0; i < l->n; i++) {
+        int n = snprintf(out, cap, "%s/%s", dir, l->names[i]);
+        if (l->names[i][0] != '.' && n > 0 && (size_t)n < cap && looks_like_checkpoint(out)) {
+            return true;
+        }
+    }
+    char path[PATH_MAX];
+    int n = snprintf(path, sizeof path, "%s/snapshots", dir);
+    struct qx_dir_list below;
+    bool found = false;
+    if (n > 0 && (size_t)n < sizeof path && strcmp(strrchr(dir, '/') ? strrchr(dir, '/') + 1 : dir, "snapshots") != 0 &&
+        qx_dir_list_read(&below, path, NULL) == 0) {
+        found = qx_dir_nested(path, &below, out, cap);
+        qx_dir_list_fini(&below);
+    }
+    return found;
+}
+
 static bool partial_at(const char *path, char *out, size_t cap)
 {
     struct stat st;

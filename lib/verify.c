@@ -217,6 +217,10 @@ int qx_verify_run(struct qx_verify **out, const struct qx_ckpt *ck, const struct
     struct qx_buf list = {0};
     int rc = 0;
     *out = NULL;
+    if (qx_ckpt_is_lone_config(ck)) { /* nothing wrong in nothing would pass for a sound checkpoint */
+        qx_fail(err, QX_E_NOT_FOUND, "not-a-checkpoint", "a configuration alone has nothing to verify; give its directory");
+        return qx_error_at(err, qx_ckpt_path(ck), NULL, QX_NO_OFF);
+    }
     if (o.hub && o.manifest) {
         return qx_fail(err, QX_E_USAGE, "usage", "one list: the hub's checksums or a manifest");
     }

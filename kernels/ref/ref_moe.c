@@ -170,7 +170,7 @@ int ref_moe(struct qx_queue *q, const struct qx_op_moe *a)
     }
 
     /* Average cost of an expert; empty ones return at once. */
-    uint64_t each = qx_ceil_div(pairs, x->n_experts);
+    uint64_t each = x->n_experts > 0 ? qx_ceil_div(pairs, x->n_experts) : 0;
     j.n_blocks = (uint32_t)qx_ceil_div(x->inter, REF_BLOCK);
     ref_for(q, (uint64_t)x->n_experts * j.n_blocks, 2ull * REF_BLOCK * x->hidden * each, moe_gate_up, &j);
     j.n_blocks = (uint32_t)qx_ceil_div(x->hidden, REF_BLOCK);
