@@ -106,7 +106,7 @@ void qx_u64_list_fini(struct qx_u64_list *l)
 }
 
 /* A range may name a great many numbers: bounds what one short argument can make us hold. */
-#define MAX_LIST_ITEMS ((uint64_t)1 << 28)
+#define MAX_LIST_ITEMS ((uint64_t)1 << 24) /* 128 MiB */
 
 struct list_builder {
     struct qx_u64_list list;
@@ -117,7 +117,7 @@ static int list_range(struct list_builder *b, uint64_t lo, uint64_t hi, struct q
 {
     uint64_t n = hi - lo;
     if (n >= MAX_LIST_ITEMS || b->list.n + n + 1 > MAX_LIST_ITEMS) {
-        return qx_fail(err, QX_E_USAGE, "usage", "list holds more than %llu numbers",
+        return qx_fail(err, QX_E_USAGE, "usage", "list holds more than %llu numbers; ask for them in parts",
                        (unsigned long long)MAX_LIST_ITEMS);
     }
     void *p = b->list.v;

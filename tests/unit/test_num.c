@@ -71,7 +71,7 @@ static void lists(void **state)
         {"5-5", QX_OK, 1, 5, 5}, {"9-3", QX_E_USAGE, 0, 0, 0}, {"", QX_E_USAGE, 0, 0, 0},
         {"1,,2", QX_E_USAGE, 0, 0, 0}, {"1,", QX_E_USAGE, 0, 0, 0}, {"x", QX_E_USAGE, 0, 0, 0},
         {"-1", QX_E_RANGE, 0, 0, 0}, {"1,-2", QX_E_RANGE, 0, 0, 0}, {"1-", QX_E_USAGE, 0, 0, 0},
-        {"0-18446744073709551615", QX_E_USAGE, 0, 0, 0},
+        {"0-18446744073709551615", QX_E_USAGE, 0, 0, 0}, {"0-16777216", QX_E_USAGE, 0, 0, 0},
         {"18446744073709551615", QX_OK, 1, UINT64_MAX, UINT64_MAX}};
     for (size_t i = 0; i < QX_ARRAY_LEN(rows); i++) {
         struct qx_u64_list l;
