@@ -307,6 +307,7 @@ __global__ void __launch_bounds__(256, 2) gdn_core(const __grid_constant__ gdn_a
             return;
         }
     }
+    cluster_barrier(); /* all blocks have begun: their shared memory may be written */
     for (uint32_t r0 = blockIdx.y; r0 < a.step.n_rows; r0 += gridDim.y * 32) {
         /* which of the block's next 32 rows begin a run: the same answer in all warps of the cluster */
         const uint32_t r = r0 + lane * gridDim.y;
