@@ -128,14 +128,26 @@ static void bf16_stats(const float *x, const uint16_t *b, uint64_t n_rows, uint6
 
 #define PIECE_VALUES 49152u
 
-/* One scale, to NVFP4: the encoder takes the bytes themselves. */
-static bool convert_e4m3(const struct qx_repack *r, const uint8_t *in, uint64_t n, uint8_t *codes,
-                         uint8_t *scales, struct qx_quant_stats *st)
+static int bad_row(uint64_t row, struct qx_error *err)
 {
-    const struct rp_table *t = &r->table;
-    return t->from == QX_F_FP8 && t->to == QX_F_NVFP4 &&
-           qx_nvfp4_quantize_e4m3(in, qx_rows_global(t->rows), n, t->width, t->global,
-                                  !r->o.plain_scales, codes, scales, st);
+    return qx_fail(err, QX_E_VALUE, "payload-nan",
+                   "row %" PRIu64
+                   " of the table holds a value that is not finite and cannot be quantised",
+                   row);
+}
+
+/* FP8 to NVFP4: the scan ends where it has seen the largest finite code, so NaN is looked for here. */
+static int check_e4m3(const struct rp_table *t, const uint8_t *in, uint64_t row0, uint64_t n,
+                      struct qx_error *err)
+{
+    if (qx_amax_e4m3(in, n * t->width) < 0x7f) {
+        return 0;
+    }
+    uint64_t i = 0;
+    while ((in[i] & 0x7f) != 0x7f) {
+        i++;
+    }
+    return bad_row(row0 + i / t->width, err);
 }
 
 static int convert_rows(struct qx_repack *r, uint64_t row0, uint64_t n, struct rp_scratch *s,
@@ -159,8 +171,14 @@ static int convert_rows(struct qx_repack *r, uint64_t row0, uint64_t n, struct r
         if (rc != 0) {
             break;
         }
-        if (convert_e4m3(r, in, m, out, scales + i * t->scale_bytes, st)) {
-            continue;
+        if (t->from == QX_F_FP8 && t->to == QX_F_NVFP4) {
+            /* The encoder takes the bytes themselves, unless their scale is odd. */
+            rc = check_e4m3(t, in, row0 + i, m, err);
+            if (rc != 0 ||
+                qx_nvfp4_quantize_e4m3(in, qx_rows_global(t->rows), m, t->width, t->global,
+                                       !r->o.plain_scales, out, scales + i * t->scale_bytes, st)) {
+                continue;
+            }
         }
         qx_rows_decode_stored(t->rows, row0 + i, m, in, in_scales, x);
         if (t->to == QX_F_BF16) {
@@ -343,6 +361,7 @@ struct scan {
     float *amax;           /* [threads], F32 sources */
     struct rp_scratch *scratch;
     _Atomic uint64_t bad_row; /* the first row with a value that is not finite */
+    _Atomic bool known;       /* no value can be larger than what was seen */
     _Atomic int failed;
     pthread_mutex_t lock;
     struct qx_error err;
@@ -391,6 +410,9 @@ static bool scan_amax(struct scan *s, uint64_t *bins, const uint8_t *codes, uint
         return false;
     }
     bins[top]++;
+    if (t->from == QX_F_FP8 && top + 1 == end) {
+        atomic_store(&s->known, true);
+    }
     return true;
 }
 
@@ -400,7 +422,7 @@ static void scan_piece(void *user, uint64_t i, uint32_t worker)
     const struct rp_table *t = &s->r->table;
     uint64_t row0 = t->row0 + (s->first + i) * s->chunk, end = t->row0 + t->n_rows;
     end = end < t->src_rows ? end : t->src_rows;
-    if (row0 >= end || atomic_load(&s->failed)) {
+    if (row0 >= end || atomic_load(&s->failed) || atomic_load(&s->known)) {
         return;
     }
     uint64_t n = end - row0 < s->chunk ? end - row0 : s->chunk;
@@ -522,7 +544,7 @@ int rp_scan_table(struct qx_repack *r, struct qx_pool *pool, int (*tick)(void *u
     s.scratch = qx_calloc(threads, sizeof *s.scratch);
     int rc = s.bins == NULL || s.amax == NULL || s.scratch == NULL ? qx_fail_nomem(err) : 0;
     uint64_t pieces = qx_ceil_div(t->n_rows, s.chunk);
-    for (; rc == 0 && s.first < pieces; s.first += 256) {
+    for (; rc == 0 && s.first < pieces && !atomic_load(&s.known); s.first += 256) {
         qx_pool_run(pool, pieces - s.first < 256 ? pieces - s.first : 256, 1, scan_piece, &s);
         if (atomic_load(&s.failed)) {
             rc = -(int)s.err.code;
@@ -535,10 +557,7 @@ int rp_scan_table(struct qx_repack *r, struct qx_pool *pool, int (*tick)(void *u
     }
     uint64_t bad = atomic_load(&s.bad_row);
     if (rc == 0 && bad != UINT64_MAX) {
-        rc = qx_fail(err, QX_E_VALUE, "payload-nan",
-                     "row %" PRIu64
-                     " of the table holds a value that is not finite and cannot be quantised",
-                     bad);
+        rc = bad_row(bad, err);
     }
     rc = rc == 0 ? choose_scale(&s, threads, err) : rc;
     for (uint32_t k = 0; s.scratch != NULL && k < threads; k++) {

@@ -589,7 +589,7 @@ int qx_repack_run(struct qx_repack *r, struct qx_error *err)
         if (rc == 0) {
             make_reports(r);
         }
-    } else if (x.done_jobs > 0 || rc == -QX_E_INTERRUPTED) {
+    } else if ((x.done_jobs > 0 && rc != -QX_E_VALUE) || rc == -QX_E_INTERRUPTED) {
         qx_out_dir_keep(x.dir);
     } else {
         qx_out_dir_discard(x.dir);

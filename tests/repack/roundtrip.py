@@ -252,6 +252,20 @@ def zeros():
         doc = json.loads(p.stdout)
         check('payload-nan names row 22', doc['kind'] == 'payload-nan' and 'row 22' in doc['text'])
         check('nothing is left', not d.exists() and not pathlib.Path(str(d) + '.part').exists())
+    # FP8: the largest code comes first, so that NaN is met while at work.
+    c = gen.build(gen.t0_config())
+    name = NG + 'shard_1.weight'
+    codes = np.full((15, 32), 0x30, 'u1')
+    codes[3, 1], codes[7, 3], codes[9, 0] = 0x7e, 0xff, 0x7f
+    check('an FP8 table', c.tensors[name].dtype == 'F8_E4M3' and c.tensors[name].shape == [15, 32])
+    f = work / 'fp8-nan'
+    c.tensors[name] = gen.Tensor('F8_E4M3', [15, 32], codes.tobytes())
+    c.write(f)
+    for threads in (1, 2):
+        d = out()
+        doc = json.loads(run('repack', f, '-o', d, '--table', 'nvfp4', '-j', threads, '--json', code=3).stdout)
+        check('payload-nan names row 22', doc['kind'] == 'payload-nan' and 'row 22' in doc['text'])
+        check('nothing is left', not d.exists() and not pathlib.Path(str(d) + '.part').exists())
 
 
 def refusals(src):
