@@ -128,6 +128,9 @@ bool qx_findings_add(struct qx_findings *fs, const struct qx_report *r)
     uint64_t count = r->count ? r->count : 1;
     uint64_t hash = 0;
     struct entry **slot = NULL;
+    if (!r->text) {
+        return fail(fs);
+    }
     if (r->group) {
         if (!grow_groups(fs)) {
             return fail(fs);

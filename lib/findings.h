@@ -11,7 +11,8 @@
 struct qx_findings *qx_findings_create(void);
 void qx_findings_destroy(struct qx_findings *fs);
 
-/* What to report; strings are copied, NULL where absent. `group` NULL: never merged. Otherwise findings
+/* What to report; strings are copied, NULL where absent. `text` is never absent: NULL is a buffer that found no
+ * memory, and counts as that. `group` NULL: never merged. Otherwise findings
  * with equal kind, severity and group are merged: the first gives file, tensor, key, expected, found,
  * off and text; each adds 1 (or `count` when not 0) to count, and its tensor (or key, or file) to the
  * examples. */

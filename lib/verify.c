@@ -117,7 +117,9 @@ static int read_values(struct verify *v, struct qx_error *err)
     if (rc == 0 && v->o->manifest_out) {
         struct qx_buf head = {0};
         qx_manifest_put_head(&head);
-        if (head.failed || v->o->manifest_out(v->o->user, head.p, head.n) != 0) {
+        if (head.failed) {
+            rc = qx_fail_nomem(err);
+        } else if (v->o->manifest_out(v->o->user, head.p, head.n) != 0) {
             rc = qx_fail(err, QX_E_WRITE, "write", "the manifest could not be written");
         }
         qx_buf_fini(&head);

@@ -39,7 +39,7 @@ struct verify_manifest {
     const char *unlisted_example[QX_MAX_EXAMPLES];
     struct qx_buf pending;           /* tensor lines of pending_file */
     uint32_t pending_file;
-    bool write_failed, writing;
+    bool write_failed, nomem, writing;
 };
 
 /* ---- files -------------------------------------------------------------------------------- */
@@ -218,7 +218,8 @@ void verify_manifest_scan(struct verify_manifest *m, struct qx_scan *s)
 
 static void put_out(struct verify_manifest *m, struct qx_buf *b)
 {
-    if (b->failed || (b->n && m->v->o->manifest_out(m->v->o->user, b->p, b->n) != 0)) {
+    m->nomem = m->nomem || b->failed;
+    if (!b->failed && b->n && m->v->o->manifest_out(m->v->o->user, b->p, b->n) != 0) {
         m->write_failed = true;
     }
     b->n = 0;
@@ -271,7 +272,9 @@ void verify_manifest_tensor(struct verify_manifest *m, const struct qx_scan_item
     if (s->state == SAME && strcmp(e->dtype, qx_dtype_name((enum qx_dtype)t->dtype)) != 0) {
         s->state = DIFFERS;
         s->what = "type";
-    } else if (s->state == SAME && (shape.failed || strcmp(e->shape, qx_buf_cstr(&shape)) != 0)) {
+    } else if (s->state == SAME && !qx_buf_cstr(&shape)) {
+        m->nomem = true;
+    } else if (s->state == SAME && strcmp(e->shape, qx_buf_cstr(&shape)) != 0) {
         s->state = DIFFERS;
         s->what = "shape";
     }
@@ -469,6 +472,9 @@ int verify_manifest_report(struct verify_manifest *m, struct qx_error *err)
 {
     uint64_t reported = 0, n_moved = 0, n_files = 0;
     bool ok = true;
+    if (m->nomem) {
+        return qx_fail_nomem(err);
+    }
     if (m->writing && m->write_failed) {
         return qx_fail(err, QX_E_WRITE, "write", "the manifest could not be written");
     }

@@ -37,11 +37,15 @@ static struct {
     const char *data, *sample;
     char path[512];   /* of the checkpoint of the case */
     char broken[64];  /* a directory with a fault of every kind */
+    char hub[80];     /* one that was downloaded, with the hub's records and no defaults for generation */
     char *tok_text;   /* tokenizer.json of the sample */
     size_t tok_n;
     struct qx_ckpt *open;
     struct qx_tok *tok;
 } in;
+
+/* Stands for the layout of in.hub. */
+#define DOWNLOADED "downloaded"
 
 struct attempt { const char *name; int (*run)(struct qx_error *err); const char *layout; enum needs { NOTHING, OPEN, TOK, ARCHIVE } needs; };
 
@@ -119,6 +123,28 @@ static int run_verify_scales(struct qx_error *err)
 static int run_verify_full(struct qx_error *err)
 {
     return verify(QX_VERIFY_FULL, err);
+}
+
+static int ignore(void *user, const char *text, uint64_t n)
+{
+    (void)user;
+    (void)text;
+    (void)n;
+    return 0;
+}
+
+/* Compares one list while it writes another. */
+static int run_verify_hub(struct qx_error *err)
+{
+    struct qx_verify *v;
+    struct qx_verify_opts o = QX_VERIFY_DEFAULT;
+    o.level = QX_VERIFY_HEADERS;
+    o.n_threads = 1;
+    o.hub = true;
+    o.manifest_out = ignore;
+    int rc = qx_verify_run(&v, in.open, &o, err);
+    qx_verify_free(v);
+    return rc;
 }
 
 static int run_defaults(struct qx_error *err)
@@ -225,7 +251,9 @@ static const struct attempt attempts[] = {
     {"verify-headers-nvfp4-ple", run_verify_headers, "nvfp4-ple", OPEN},
     {"verify-scales", run_verify_scales, "mixed", OPEN},
     {"verify-full", run_verify_full, "nvfp4-ple", OPEN},
+    {"verify-hub", run_verify_hub, DOWNLOADED, OPEN},
     {"defaults", run_defaults, "mixed", OPEN},
+    {"defaults-elsewhere", run_defaults, DOWNLOADED, OPEN},
     {"chat", run_chat, NULL, NOTHING},
     {"tokenizer", run_tok_parse, NULL, TOK},
     {"encode", run_tok_encode, NULL, TOK},
@@ -340,7 +368,9 @@ static void make_broken(void)
 static bool prepare(const struct attempt *a)
 {
     struct qx_error err = {0};
-    if (a->layout) {
+    if (a->layout && strcmp(a->layout, DOWNLOADED) == 0) {
+        snprintf(in.path, sizeof in.path, "%s", in.hub);
+    } else if (a->layout) {
         snprintf(in.path, sizeof in.path, "%s/micro/%s", in.data, a->layout);
     } else {
         snprintf(in.path, sizeof in.path, "%s", in.broken);
@@ -409,6 +439,35 @@ static bool run_case(const struct attempt *a, bool all)
     return bad == 0;
 }
 
+/* micro/bf16 as a download leaves it. The checksums are wrong: that is reported, too. */
+static void make_downloaded(void)
+{
+    static const char sha[] = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+    static const struct { const char *name; int digits; } files[] = {
+        {"config.json", 40}, {"model.safetensors.index.json", 40}, {"model-00001-of-00001.safetensors", 64}};
+    char from[600], to[256], command[400];
+    snprintf(in.hub, sizeof in.hub, "%s-hub", in.broken);
+    snprintf(command, sizeof command, "mkdir -p %s/.cache/huggingface/download", in.hub);
+    bool ok = system(command) == 0;
+    for (size_t i = 0; ok && i < QX_ARRAY_LEN(files); i++) {
+        snprintf(from, sizeof from, "%s/micro/bf16/%s", in.data, files[i].name);
+        snprintf(to, sizeof to, "%s/%s", in.hub, files[i].name);
+        ok = symlink(from, to) == 0;
+        snprintf(to, sizeof to, "%s/.cache/huggingface/download/%s.metadata", in.hub, files[i].name);
+        FILE *f = ok ? fopen(to, "w") : NULL;
+        ok = f && fprintf(f, "%.40s\n%.*s\n1.5\n", sha, files[i].digits, sha) > 0;
+        ok = f && fclose(f) == 0 && ok;
+    }
+    snprintf(to, sizeof to, "%s/tokenizer_config.json", in.hub);
+    FILE *f = ok ? fopen(to, "w") : NULL;
+    ok = f && fputs("{\"eos_token\": \"<end>\", \"added_tokens_decoder\": {\"7\": {\"content\": \"<end>\", "
+                    "\"special\": true}}}\n", f) >= 0;
+    if (!f || fclose(f) != 0 || !ok) {
+        perror(in.hub);
+        exit(1);
+    }
+}
+
 int main(int argc, char **argv)
 {
     bool all = argc > 1 && strcmp(argv[1], "--all") == 0, ok = true;
@@ -419,6 +478,7 @@ int main(int argc, char **argv)
         return 77;
     }
     make_broken();
+    make_downloaded();
     for (size_t i = 0; i < QX_ARRAY_LEN(attempts); i++) {
         bool wanted = argc == 1 + all;
         for (int k = 1 + all; k < argc; k++) {
@@ -427,5 +487,6 @@ int main(int argc, char **argv)
         ok = (!wanted || run_case(&attempts[i], all)) && ok;
     }
     remove_tree(in.broken);
+    remove_tree(in.hub);
     return ok ? 0 : 1;
 }

@@ -20,10 +20,10 @@ static void groups_and_order(void **state)
         assert_true(qx_findings_add(fs, &QX_REPORT("missing-scale", QX_ERROR, .tensor = name, .text = "t",
                                                    .group = i % 2 ? "odd" : "even")));
     }
-    assert_true(qx_findings_add(fs, &QX_REPORT("a-note", QX_NOTE, .file = "f")));
-    assert_true(qx_findings_add(fs, &QX_REPORT("stray-file", QX_WARNING, .file = "b")));
-    assert_true(qx_findings_add(fs, &QX_REPORT("stray-file", QX_WARNING, .file = "a")));
-    assert_true(qx_findings_add(fs, &QX_REPORT("missing-scale", QX_WARNING, .tensor = "w", .group = "odd")));
+    assert_true(qx_findings_add(fs, &QX_REPORT("a-note", QX_NOTE, .text = "t", .file = "f")));
+    assert_true(qx_findings_add(fs, &QX_REPORT("stray-file", QX_WARNING, .text = "t", .file = "b")));
+    assert_true(qx_findings_add(fs, &QX_REPORT("stray-file", QX_WARNING, .text = "t", .file = "a")));
+    assert_true(qx_findings_add(fs, &QX_REPORT("missing-scale", QX_WARNING, .text = "t", .tensor = "w", .group = "odd")));
     qx_findings_sort(fs);
     assert_int_equal(qx_findings_count(fs), 6);
     assert_int_equal(qx_findings_count_severity(fs, QX_ERROR), 2);
@@ -46,10 +46,10 @@ static void append_merges(void **state)
 {
     (void)state;
     struct qx_findings *a = qx_findings_create(), *b = qx_findings_create();
-    qx_findings_add(a, &QX_REPORT("k", QX_ERROR, .tensor = "a1", .group = "g"));
-    qx_findings_add(b, &QX_REPORT("k", QX_ERROR, .tensor = "b1", .group = "g"));
-    qx_findings_add(b, &QX_REPORT("k", QX_ERROR, .tensor = "b2", .group = "g", .count = 7));
-    qx_findings_add(b, &QX_REPORT("k", QX_ERROR, .tensor = "c"));
+    qx_findings_add(a, &QX_REPORT("k", QX_ERROR, .text = "t", .tensor = "a1", .group = "g"));
+    qx_findings_add(b, &QX_REPORT("k", QX_ERROR, .text = "t", .tensor = "b1", .group = "g"));
+    qx_findings_add(b, &QX_REPORT("k", QX_ERROR, .text = "t", .tensor = "b2", .group = "g", .count = 7));
+    qx_findings_add(b, &QX_REPORT("k", QX_ERROR, .text = "t", .tensor = "c"));
     assert_true(qx_findings_append(a, b));
     qx_findings_destroy(b);
     assert_int_equal(qx_findings_count(a), 2);
@@ -71,7 +71,7 @@ static void runs_out_of_memory(void **state)
         char name[64];
         for (int i = 0; i < 200 && fs; i++) {
             snprintf(name, sizeof name, "a.rather.long.name.of.a.tensor.%d", i);
-            ok = qx_findings_add(fs, &QX_REPORT("k", QX_ERROR, .tensor = name, .group = name)) && ok;
+            ok = qx_findings_add(fs, &QX_REPORT("k", QX_ERROR, .text = "t", .tensor = name, .group = name)) && ok;
         }
         qx_alloc_fail_at(0, false);
         assert_true(!fs || qx_findings_failed(fs) == !ok);
