@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 """The n-gram table of the released size on the device, on the host and on disk: the same tokens, and memory as planned.
 
-usage: placements.py QX_RUN DIRECTORY [--layout nvfp4-ple] [--device cuda] [--ctx 262144] [-n 64]
+usage: placements.py QX_RUN DIRECTORY [--layout nvfp4-ple] [--device cuda] [--ctx 8192] [-n 64] [--layers 4]
+                     [--experts 16]
 
-Makes (or takes) a sparse checkpoint of the released geometry in DIRECTORY (tests/gen/big.py) and fills what tokens
-depend on with random values: the whole table, the PLE projections, embedding, head and the last mixer; the layers
-stay zero. Generates from one prompt with each placement and demands equal tokens that are not all alike, device memory
-within 2 % of the plan, and no wait and no allocation in decoding with the table on the device or the host.
-The table of nvfp4-ple takes 29 GB of DIRECTORY (and, placed on the host, of memory), that of mixed 51 GB.
+Makes (or takes) a sparse checkpoint of the released widths and table in DIRECTORY (tests/gen/big.py) with few layers
+and experts, and fills what tokens depend on with random values: the whole table, the PLE projections, embedding, head
+and the last mixer; the layers stay zero. Generates from one prompt with each placement and demands equal tokens that
+are not all alike, device memory within 2 % of the plan or 256 MiB, and no wait and no allocation in decoding with the
+table on the device or the host. The table of nvfp4-ple takes 29 GB of DIRECTORY (and, placed on the host, of memory),
+that of mixed 51 GB.
 """
 import argparse
+import collections
 import functools
 import json
 import multiprocessing
@@ -18,6 +21,7 @@ import pathlib
 import struct
 import subprocess
 import sys
+import time
 
 import numpy as np
 
@@ -80,6 +84,14 @@ def jobs(directory):
     return todo
 
 
+def make(a):
+    big.LAYERS, big.EXPERTS = a.layers, a.experts
+    t, _ = big.tensors(a.layout)
+    big.EXPECTED[a.layout] = (len(t), sum(x.n_bytes for x in t.values()),
+                              dict(collections.Counter(x.dtype for x in t.values())))
+    big.make(a.layout, a.directory)
+
+
 def generate(a, tokens, extra):
     cmd = [a.qx_run, str(a.directory), '--device', a.device, '--tokens', ','.join(map(str, tokens)), '-n', str(a.n),
            '--greedy', '--ignore-eos', '--json', '-q'] + extra
@@ -95,27 +107,32 @@ def main():
     ap.add_argument('directory', type=pathlib.Path)
     ap.add_argument('--layout', default='nvfp4-ple')
     ap.add_argument('--device', default='cuda')
-    ap.add_argument('--ctx', type=int, default=262144)
+    ap.add_argument('--ctx', type=int, default=8192)
+    ap.add_argument('--layers', type=int, default=4)
+    ap.add_argument('--experts', type=int, default=16)
     ap.add_argument('-n', type=int, default=64)
     a = ap.parse_args()
+    start = time.time()
     if not (a.directory / 'config.json').exists():
-        big.make(a.layout, a.directory)
+        make(a)
     with multiprocessing.Pool(min(12, os.cpu_count())) as pool:
         pool.map(fill, jobs(a.directory), chunksize=1)
+    print(f'made in {time.time() - start:.1f} s', flush=True)
     tokens = [int(v) for v in np.random.default_rng(5).integers(2, 248000, 48)]
     ok, first = True, None
-    for table, ctx in (('device', a.ctx), ('host', 8192), ('disk', 8192)):
-        j = generate(a, tokens, ['--table', table, '--ctx', str(ctx)])
+    for table in ('device', 'host', 'disk'):
+        start = time.time()
+        j = generate(a, tokens, ['--table', table, '--ctx', str(a.ctx)])
         t, m, got = j['timing'], j['memory'], j['tokens']
         first = first or got
-        off = m['device_used_bytes'] / m['planned_bytes'] - 1
+        off = m['device_used_bytes'] - m['planned_bytes']
         waits, allocs = t['decode_waits'], t['decode_allocations']
-        good = (got == first and len(set(got)) > a.n // 8 and abs(off) <= 0.02
+        good = (got == first and len(set(got)) > a.n // 8 and abs(off) <= max(m['planned_bytes'] / 50, 256 << 20)
                 and (table == 'disk' or waits == allocs == 0))
         ok = ok and good
-        print(f'table on {table}, context {ctx}: {len(got)} tokens, {len(set(got))} different, '
+        print(f'table on {table} ({time.time() - start:.1f} s): {len(got)} tokens, {len(set(got))} different, '
               f'{"equal" if got == first else "NOT EQUAL"}; {m["device_used_bytes"] / 2**30:.2f} GiB used, '
-              f'{m["planned_bytes"] / 2**30:.2f} planned ({100 * off:+.2f} %), host {m["host_peak_bytes"] / 2**30:.2f} GiB; '
+              f'{m["planned_bytes"] / 2**30:.2f} planned ({off / 2**20:+.0f} MiB), host {m["host_peak_bytes"] / 2**30:.2f} GiB; '
               f'{waits} waits and {allocs} allocations in decoding' + ('' if good else '  BAD'), flush=True)
     return 0 if ok else 1
 
