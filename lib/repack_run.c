@@ -26,7 +26,7 @@
 #include <xxhash.h>
 
 #define WAVE_PER_THREAD 8
-/* Work between two notes, in bytes read or written, whichever are more (a quarter of what is copied); half
+/* Work between two notes, in bytes read or written, whichever are more (an eighth of what is copied); half
  * of what a kill may cost, because the last note may still be on its way. A wave is a quarter of it. */
 #define REDO_BYTES (256ull << 20)
 #define WAVE_BYTES (REDO_BYTES / 8)
@@ -161,14 +161,14 @@ static int end_file(struct run *x, size_t i, struct qx_error *err)
     return rp_sync_close(x->sync, fd, x->r->f[i].name, err);
 }
 
-/* The work of a job: bytes read or written. Copies take a quarter of the time or less. */
+/* The work of a job: bytes read or written. Copies take an eighth of the time or less. */
 static uint64_t job_bytes(const struct qx_repack *r, const struct rp_job *j)
 {
     const struct rp_table *t = &r->table;
     uint64_t in = j->kind == RP_J_TABLE
                       ? j->n_rows * (qx_rows_raw_bytes(t->rows) + qx_rows_scale_bytes(t->rows))
                       : 0;
-    return j->kind == RP_J_COPY ? j->n / 4 : in > j->n ? in : j->n;
+    return j->kind == RP_J_COPY ? j->n / 8 : in > j->n ? in : j->n;
 }
 
 /* Takes up the notes of an earlier run. True when the scan is known. */
