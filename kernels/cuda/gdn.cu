@@ -1,7 +1,8 @@
 /* gdn.cu: Gated DeltaNet core, the recurrence row by row. A cluster takes one key head of a run: two blocks
  * (halves of the value columns) for each of its value heads. A warp holds S of eight columns in registers: a lane
- * eight keys of four columns, so that sums over keys are shuffles and no barrier stands between rows. S and the
- * numbers of the step are read before the wait (embed stands between them and whatever wrote them). The halves
+ * eight keys of four columns, so that sums over keys are shuffles and no barrier stands between rows. S goes in and out
+ * by way of shared memory: 32 bytes of a row at a time, as registers have it, memory takes at a third of its pace. S and
+ * the numbers of the step are read before the wait (embed stands between them and whatever wrote them). The halves
  * exchange sums of squares for the gated norm; the barrier for that also orders all reads of a history that is
  * replaced in place before its writing. */
 #include "gdn.cuh"
@@ -18,7 +19,14 @@ struct gdn_smem {
     float gb[GDN_T][2];
     float hist[GDN_MAX_TAPS - 1][GDN_OWN];   /* new history that waits for the barrier */
     int32_t to[GDN_T];
+    float state[GDN_D * GDN_V + GDN_D];      /* S: gdn_key */
 };
+
+/* Key k of the block's columns: eight keys later the same column lies in other banks. */
+__device__ __forceinline__ uint32_t gdn_key(uint32_t k)
+{
+    return k * GDN_V + k / 8 * 8;
+}
 
 __device__ __forceinline__ void cluster_barrier()
 {
@@ -119,11 +127,21 @@ __device__ __forceinline__ float sum_keys(const float (&v)[4], uint32_t lane)
     return z;
 }
 
-__device__ __forceinline__ void put_state(float *p, const float (&S)[8][4])
+/* The block's columns of a state to p, its first key and column there. again: it was called before in this run. */
+__device__ __forceinline__ void put_state(float *p, gdn_smem &s, uint32_t mine, const float (&S)[8][4], bool again)
 {
+    if (again) {
+        __syncthreads();
+    }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        *(float4 *)(p + i * GDN_D) = make_float4(S[i][0], S[i][1], S[i][2], S[i][3]);
+        *(float4 *)(s.state + mine + i * GDN_V) = make_float4(S[i][0], S[i][1], S[i][2], S[i][3]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (uint32_t j = 0; j < GDN_D * GDN_V / 4 / 256; ++j) {
+        const uint32_t i = j * 256 + threadIdx.x, k = i / (GDN_V / 4), c = i % (GDN_V / 4) * 4;
+        *(float4 *)(p + k * GDN_D + c) = *(const float4 *)(s.state + gdn_key(k) + c);
     }
 }
 
@@ -147,15 +165,18 @@ __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t
         }
     }
     /* S: keys kp * 8 + i, columns v .. v + 3 */
-    const uint32_t kp = lane >> 1, col = warp * 8 + (lane & 1) * 4, v = half * GDN_V + col;
-    const uint64_t mine = (uint64_t)vh * GDN_D * GDN_D + kp * 8 * GDN_D + v;
+    const uint32_t kp = lane >> 1, col = warp * 8 + (lane & 1) * 4, mine = gdn_key(kp * 8) + col;
+    const uint64_t block = (uint64_t)vh * GDN_D * GDN_D + half * GDN_V;
     float S[8][4];
+    bool put = false;
+    if (slot >= 0) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const float4 x = slot < 0 ? make_float4(0.0f, 0.0f, 0.0f, 0.0f)
-                                  : __ldcg((const float4 *)(a.s + slot * a.s_stride + mine + i * GDN_D));
-        S[i][0] = x.x, S[i][1] = x.y, S[i][2] = x.z, S[i][3] = x.w;
+        for (uint32_t j = 0; j < GDN_D * GDN_V / 4 / 256; ++j) {
+            const uint32_t i = j * 256 + tid, k = i / (GDN_V / 4), c = i % (GDN_V / 4) * 4;
+            copy16(s.state + gdn_key(k) + c, a.s + slot * a.s_stride + block + k * GDN_D + c);
+        }
     }
+    copy_commit();
     if (!waited) {
         if (tid < 10 * a.taps) { /* lines of the history and of the taps */
             const uint32_t j = tid / 10, l = tid % 10;
@@ -216,7 +237,17 @@ __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t
                 }
             }
         }
+        if (t0 == 0) {
+            copy_wait<0>();
+        }
         __syncthreads();
+        if (t0 == 0) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const float4 x = slot < 0 ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : *(const float4 *)(s.state + mine + i * GDN_V);
+                S[i][0] = x.x, S[i][1] = x.y, S[i][2] = x.z, S[i][3] = x.w;
+            }
+        }
         for (uint32_t t = 0; t < n; ++t) {
             const float decay = s.gb[t][0], beta = s.gb[t][1];
             float k[8], q[8], u[4], sum[4] = {};
@@ -256,7 +287,8 @@ __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t
             if (t0 + t + 1 == len) {
                 last_to = to; /* written last: nothing waits for it */
             } else if (to >= 0) {
-                put_state(a.s + to * a.s_stride + mine, S);
+                put_state(a.s + to * a.s_stride + block, s, mine, S, put);
+                put = true;
             }
         }
         __syncthreads();
@@ -281,7 +313,7 @@ __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t
         }
     }
     if (last_to >= 0) {
-        put_state(a.s + last_to * a.s_stride + mine, S);
+        put_state(a.s + last_to * a.s_stride + block, s, mine, S, put);
         if (last_to == slot) {
             for (uint32_t i = rank == 0 ? tid : 2 * GDN_D + tid; i < GDN_OWN; i += 256) {
                 const uint32_t part = i / GDN_D, ch = c0[part] + i - part * GDN_D;
@@ -296,7 +328,8 @@ __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t
 
 __global__ void __launch_bounds__(256, 2) gdn_core(const __grid_constant__ gdn_args a)
 {
-    __shared__ __align__(16) gdn_smem s;
+    extern __shared__ __align__(16) uint8_t mem[];
+    gdn_smem &s = *(gdn_smem *)mem;
     const uint32_t cs = a.group * 2, kh = blockIdx.x / cs, rank = blockIdx.x - kh * cs, lane = threadIdx.x & 31;
     bool waited = false;
     pdl_next();
@@ -366,6 +399,6 @@ extern "C" int qx_cuda_gdn(struct qx_queue *q, const struct qx_op_gdn *o)
         }
     }
     const uint32_t most = a.chunked ? 8 : 64;
-    return launch_cluster(q, "gdn", gdn_core, dim3(o->k_heads * a.group * 2, n < most ? n : most), dim3(256), 0,
-                          a.group * 2, a);
+    return launch_cluster(q, "gdn", gdn_core, dim3(o->k_heads * a.group * 2, n < most ? n : most), dim3(256),
+                          sizeof(gdn_smem), a.group * 2, a);
 }
