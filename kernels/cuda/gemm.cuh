@@ -22,18 +22,21 @@
  *   multiple of 8
  *   block_scale(a, tile, r, k128): FP8_BLOCK, factor of local row r
  *   first_block(tile): K block that the tile's kb blocks begin at
+ *   SIDE: bytes that side_copy(a, tile, smem) brings for each tile, ahead of it; run() waits for them (gm_side)
  *   epilogue<N>(a, tile, acc, r, q): sums of local rows r and r + 8 as the matrix unit lays them out
  * Invariant: a token's sums depend on its own values only, not on its column or the tile's width. */
 #ifndef QX_CUDA_GEMM_CUH
 #define QX_CUDA_GEMM_CUH
 
+#include "async.cuh"
 #include "wgmma.cuh"
 
 enum gm_fmt { GM_BF16, GM_FP8, GM_MX, GM_NV, GM_BLOCK, GM_NONE };
-/* Order of K inside a block of 64: as it is; as lanes decode bytes; as they decode nibbles. */
-enum gm_order { GM_ORD_BF16, GM_ORD_FP8, GM_ORD_NV };
+/* Order of K inside a block of 64: as it is; as lanes decode bytes; as they decode nibbles. NV2: inside two blocks,
+ * as lanes decode 32 nibbles of 128. */
+enum gm_order { GM_ORD_BF16, GM_ORD_FP8, GM_ORD_NV, GM_ORD_NV2 };
 
-#define GM_SMEM (224u * 1024u)       /* of one block a multiprocessor */
+#define GM_SMEM (226u * 1024u)       /* of one block a multiprocessor */
 #define GM_SMEM_HALF (112u * 1024u)  /* of two */
 #define GM_MAX_STAGES 24
 
@@ -114,72 +117,22 @@ struct gm_src {
     uint32_t s1, s2, pos, d1, d2, lim, row_bytes, split;
 };
 
-/* ---- barriers and copies -------------------------------------------------------------------- */
-
-__device__ __forceinline__ uint32_t smem_addr(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-__device__ __forceinline__ void bar_init(uint32_t bar, uint32_t count)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
-}
-__device__ __forceinline__ void bar_arrive(uint32_t bar)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-#endif
-}
-__device__ __forceinline__ void bar_wait(uint32_t bar, uint32_t parity)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{\n.reg .pred p;\nWAIT_%=:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-                 "@p bra DONE_%=;\nbra WAIT_%=;\nDONE_%=:\n}" ::"r"(bar), "r"(parity)
-                 : "memory");
-#endif
-}
-/* n 0: zeros instead of what lies at src. */
-__device__ __forceinline__ void copy16(uint32_t dst, const void *src, uint32_t n)
-{
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(n) : "memory");
-}
-__device__ __forceinline__ void copy4(uint32_t dst, const void *src, uint32_t n)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(n) : "memory");
-}
-/* An arrival once this thread's copies so far have landed. */
-__device__ __forceinline__ void copy_arrive(uint32_t bar)
-{
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
-}
-
-/* n bytes, a multiple of 16; their arrival counts against what bar_expect announced. */
-__device__ __forceinline__ void copy_bulk(uint32_t dst, const void *src, uint32_t n, uint32_t bar)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
-                 "l"(src), "r"(n), "r"(bar)
-                 : "memory");
-#endif
-}
-__device__ __forceinline__ void bar_expect(uint32_t bar, uint32_t n)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n) : "memory");
-#endif
-}
-
 struct gm_pipe {
     uint32_t full, empty; /* barriers in shared memory, 8 bytes each */
     uint32_t smem;        /* stages */
     uint32_t n, stage, phase;
+    uint32_t side, side_bars, side_slot, side_phase; /* two slots; barriers: full, full, empty, empty */
     __device__ __forceinline__ void next()
     {
         if (++stage == n) {
             stage = 0;
             phase ^= 1;
         }
+    }
+    __device__ __forceinline__ void side_next()
+    {
+        side_slot ^= 1;
+        side_phase ^= side_slot ^ 1;
     }
 };
 
@@ -204,6 +157,12 @@ __device__ __forceinline__ void gm_produce(const typename P::args &a, gm_pipe p)
         at += gridDim.x;
         /* the next tile's description is on its way while this one is copied */
         const typename P::tile then = P::get(a, at < total ? at : at - gridDim.x);
+        if constexpr (P::SIDE > 0) {
+            bar_wait(p.side_bars + 16 + 8 * p.side_slot, p.side_phase ^ 1);
+            P::side_copy(a, tl, p.side + p.side_slot * P::SIDE);
+            copy_arrive(p.side_bars + 8 * p.side_slot);
+            p.side_next();
+        }
         const gm_src s = P::a_src(a, tl, r0);
         const uint8_t *ap = s.base + s.off + ch * 16;
         uint32_t in = 0; /* rows inside */
@@ -290,29 +249,22 @@ __device__ __forceinline__ float gm_silu(float x)
 
 /* ---- decoding ------------------------------------------------------------------------------- */
 
-__device__ __forceinline__ uint4 lds128(uint32_t p)
-{
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(p));
-    return v;
-}
-__device__ __forceinline__ uint2 lds64(uint32_t p)
-{
-    uint2 v;
-    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(p));
-    return v;
-}
-__device__ __forceinline__ uint32_t lds32(uint32_t p)
-{
-    uint32_t v;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(p));
-    return v;
-}
 __device__ __forceinline__ uint32_t gm_mul2(uint32_t a, uint32_t b)
 {
     uint32_t r;
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
     return r;
+}
+
+/* Eight E2M1 codes of a row as A registers of two K steps, times the two values of s: a nibble becomes bf16 with a
+ * bias of 126. The product of a nibble and two powers of two puts sign and magnitude, the mask keeps one of each. */
+__device__ __forceinline__ void gm_nibbles(uint32_t (&a0)[4], uint32_t (&a1)[4], int row, uint32_t x, uint32_t s)
+{
+    const uint32_t y = x >> 8;
+    a0[row] = gm_mul2(((x & 0x000f000fu) * 0x1040u) & 0x81c081c0u, s);
+    a0[row + 2] = gm_mul2(((x & 0x00f000f0u) * 0x0104u) & 0x81c081c0u, s);
+    a1[row] = gm_mul2(((y & 0x000f000fu) * 0x1040u) & 0x81c081c0u, s);
+    a1[row + 2] = gm_mul2(((y & 0x00f000f0u) * 0x0104u) & 0x81c081c0u, s);
 }
 
 /* Rows r and r + 8 of the stage's codes as A fragments of four K steps. */
@@ -324,21 +276,13 @@ __device__ __forceinline__ void gm_decode(uint32_t (&a)[4][4], uint32_t codes, u
         const uint2 c0 = lds64(codes + r * 32 + q * 8), c1 = lds64(codes + r * 32 + 256 + q * 8);
         const uint32_t s = __byte_perm(lds32(scales + r * 4), lds32(scales + r * 4 + 32), q | (4 + q) << 4);
         const float2 f = e4m3x2_f((uint16_t)s);
-        /* nibbles become bf16 with bias 126; the scale carries 2^100: what is left is 2^-26 */
+        /* the scale carries 2^100: what is left is 2^-26 */
         const uint32_t s0 = pack_bf16(f.x * 0x1p100f, f.x * 0x1p100f),
                        s1 = pack_bf16(f.y * 0x1p100f, f.y * 0x1p100f);
-#pragma unroll
-        for (int w = 0; w < 2; ++w) {
-            const uint32_t x = w ? c0.y : c0.x, y = w ? c1.y : c1.x;
-            a[2 * w][0] = gm_mul2(((x << 12) & 0x80008000u) | ((x << 6) & 0x01c001c0u), s0);
-            a[2 * w][1] = gm_mul2(((y << 12) & 0x80008000u) | ((y << 6) & 0x01c001c0u), s1);
-            a[2 * w][2] = gm_mul2(((x << 8) & 0x80008000u) | ((x << 2) & 0x01c001c0u), s0);
-            a[2 * w][3] = gm_mul2(((y << 8) & 0x80008000u) | ((y << 2) & 0x01c001c0u), s1);
-            a[2 * w + 1][0] = gm_mul2(((x << 4) & 0x80008000u) | ((x >> 2) & 0x01c001c0u), s0);
-            a[2 * w + 1][1] = gm_mul2(((y << 4) & 0x80008000u) | ((y >> 2) & 0x01c001c0u), s1);
-            a[2 * w + 1][2] = gm_mul2((x & 0x80008000u) | ((x >> 6) & 0x01c001c0u), s0);
-            a[2 * w + 1][3] = gm_mul2((y & 0x80008000u) | ((y >> 6) & 0x01c001c0u), s1);
-        }
+        gm_nibbles(a[0], a[1], 0, c0.x, s0);
+        gm_nibbles(a[0], a[1], 1, c1.x, s1);
+        gm_nibbles(a[2], a[3], 0, c0.y, s0);
+        gm_nibbles(a[2], a[3], 1, c1.y, s1);
     } else {
         const uint4 c0 = lds128(codes + r * 64 + q * 16), c1 = lds128(codes + r * 64 + 512 + q * 16);
         const uint32_t x[4] = {c0.x, c0.y, c0.z, c0.w}, y[4] = {c1.x, c1.y, c1.z, c1.w};
@@ -362,6 +306,15 @@ __device__ __forceinline__ void gm_decode(uint32_t (&a)[4][4], uint32_t codes, u
 
 /* ---- one tile of one warpgroup -------------------------------------------------------------- */
 
+/* The first N of a stage's tokens. */
+template <int N> __device__ __forceinline__ void gm_multiply(float *d, const uint32_t (&a)[4][4], uint64_t db, bool first)
+{
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        wg<N>::rs(d, a[j], db + 2 * j, j > 0 || !first);
+    }
+}
+
 /* One K block of a stage: decode where needed, multiply into d, commit. */
 template <class P, int N>
 __device__ __forceinline__ void gm_step(float *d, uint32_t (&a)[4][4], uint32_t st, uint32_t wgi, uint32_t r,
@@ -373,22 +326,35 @@ __device__ __forceinline__ void gm_step(float *d, uint32_t (&a)[4][4], uint32_t 
     }
     const uint64_t db = wg_desc(st), da = wg_desc(st + A0 + wgi * 8192);
     wg_fence();
+    if constexpr (P::F == GM_BF16) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        if (P::F == GM_BF16) {
+        for (int j = 0; j < 4; ++j) {
             wg<N>::ss(d, da + 2 * j, db + 2 * j, j > 0 || !first);
-        } else {
-            if constexpr (P::PIECES && N > 64) {
-#pragma unroll
-                for (int i = 0; i < N; i += 64) {
-                    if (i == 0 || n > i) {
-                        wg<64>::rs(d + i / 2, a[j], db + 2 * j + i * 8, j > 0 || !first);
-                    }
-                }
-            } else {
-                wg<N>::rs(d, a[j], db + 2 * j, j > 0 || !first);
-            }
         }
+    } else if constexpr (P::PIECES && N == 192) {
+        if (n > 160) {
+            if (n > 176) {
+                gm_multiply<192>(d, a, db, first);
+            } else {
+                gm_multiply<176>(d, a, db, first);
+            }
+        } else if (n > 128) {
+            if (n > 144) {
+                gm_multiply<160>(d, a, db, first);
+            } else {
+                gm_multiply<144>(d, a, db, first);
+            }
+        } else if (n > 64) {
+            if (n > 96) {
+                gm_multiply<128>(d, a, db, first);
+            } else {
+                gm_multiply<96>(d, a, db, first);
+            }
+        } else {
+            gm_multiply<64>(d, a, db, first);
+        }
+    } else {
+        gm_multiply<N>(d, a, db, first);
     }
     wg_commit();
 }
@@ -507,7 +473,7 @@ __global__ void __launch_bounds__(384, BLOCKS) gm_kernel(const __grid_constant__
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ uint8_t gm_sm[];
-    __shared__ uint64_t bars[2 * GM_MAX_STAGES];
+    __shared__ uint64_t bars[2 * GM_MAX_STAGES + 4];
     pdl_next();
     gm_pipe p;
     p.full = smem_addr(bars);
@@ -515,10 +481,17 @@ __global__ void __launch_bounds__(384, BLOCKS) gm_kernel(const __grid_constant__
     p.smem = (smem_addr(gm_sm) + 1023u) & ~1023u;
     p.n = a.c.n_stages;
     p.stage = p.phase = 0;
+    p.side = p.smem + p.n * gm_stage_bytes(P::F, P::template cols<N>()) * gm_blocks<P, BLOCKS>();
+    p.side_bars = p.full + 16 * GM_MAX_STAGES;
+    p.side_slot = p.side_phase = 0;
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < p.n; ++i) {
             bar_init(p.full + 8 * i, P::GATHER ? 128 : 129); /* copying threads, and the bulk copy */
             bar_init(p.empty + 8 * i, 8);
+        }
+        for (uint32_t i = 0; P::SIDE > 0 && i < 2; ++i) {
+            bar_init(p.side_bars + 8 * i, 128);
+            bar_init(p.side_bars + 16 + 8 * i, 8);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -558,10 +531,11 @@ __global__ void __launch_bounds__(384, BLOCKS) gm_kernel(const __grid_constant__
 }
 
 /* What most policies have in common. SPLIT: rows may come from a second matrix. PIECES: tiles of many
- * widths, multiplied 64 tokens at a time; else all tiles are multiplied at their full width. */
+ * widths, of which only what is needed is multiplied; else all tiles are multiplied at their full width. */
 struct gm_policy {
     static constexpr bool SPLIT = false, PIECES = false, GATHER = false;
     static constexpr int PROMOTE = 0;
+    static constexpr uint32_t SIDE = 0;
     template <int N> static __host__ __device__ constexpr int cols() { return N; }
     template <class T> static __device__ __forceinline__ uint32_t first_block(const T &) { return 0; }
 };
@@ -578,10 +552,11 @@ static int gm_launch(struct qx_queue *q, const char *name, typename P::args a, u
 {
     constexpr uint32_t stage = gm_stage_bytes(P::F, P::template cols<N>()) * gm_blocks<P, BLOCKS>(),
                        have = BLOCKS == 1 ? GM_SMEM : GM_SMEM_HALF;
-    a.c.n_stages = (have - 1024) / stage < GM_MAX_STAGES ? (have - 1024) / stage : GM_MAX_STAGES;
+    constexpr uint32_t left = have - 1024 - 2 * P::SIDE;
+    a.c.n_stages = left / stage < GM_MAX_STAGES ? left / stage : GM_MAX_STAGES;
     const uint64_t most = (uint64_t)q->n_sm * BLOCKS;
     return launch(q, name, gm_kernel<P, BLOCKS, N>, dim3((unsigned)(tiles < most ? tiles : most)), dim3(384),
-                  a.c.n_stages * stage + 1024, a);
+                  a.c.n_stages * stage + 2 * P::SIDE + 1024, a);
 }
 
 /* The width of tiles whose waves over the multiprocessors waste least. Narrow tiles load more a product. */
@@ -624,8 +599,9 @@ __device__ __forceinline__ void gm_load16(float (&v)[16], const float *row, uint
     }
 }
 
-/* Quarter q of a row's block of 64 into the token buffer; four neighbouring lanes hold the quarters. */
-template <int ORD>
+/* Quarter q of a row's block of 64 into the token buffer; four lanes, STEP apart, hold the quarters. NV2: q takes
+ * turns with the block: see gm_emit_nv2. */
+template <int ORD, int STEP = 1>
 __device__ __forceinline__ void gm_emit(uint8_t *out, uint32_t b_rows, uint32_t row, uint32_t block, uint32_t q,
                                         const float (&v)[16])
 {
@@ -649,7 +625,7 @@ __device__ __forceinline__ void gm_emit(uint8_t *out, uint32_t b_rows, uint32_t 
         for (int h = 0; h < 2; ++h) {
             const uint32_t to = q ^ s;
             const uint32_t v01 = to & 1 ? w[4 * h + 1] : w[4 * h], v23 = to & 1 ? w[4 * h + 3] : w[4 * h + 2];
-            const uint32_t got = __shfl_xor_sync(mask, to & 2 ? v23 : v01, s);
+            const uint32_t got = __shfl_xor_sync(mask, to & 2 ? v23 : v01, s * STEP);
 #pragma unroll
             for (int c = 0; c < 4; ++c) {
                 if (to == (uint32_t)c) {
@@ -660,6 +636,13 @@ __device__ __forceinline__ void gm_emit(uint8_t *out, uint32_t b_rows, uint32_t 
     }
     *(uint4 *)(out + gm_at(b_rows, row, block, q)) = make_uint4(o[0][0], o[0][1], o[0][2], o[0][3]);
     *(uint4 *)(out + gm_at(b_rows, row, block, q + 4)) = make_uint4(o[1][0], o[1][1], o[1][2], o[1][3]);
+}
+
+/* Eighth u of a row's blocks 2 pair and 2 pair + 1, eight neighbouring lanes. */
+__device__ __forceinline__ void gm_emit_nv2(uint8_t *out, uint32_t b_rows, uint32_t row, uint32_t pair, uint32_t u,
+                                            const float (&v)[16])
+{
+    gm_emit<GM_ORD_NV, 2>(out, b_rows, row, 2 * pair + (u & 1), u >> 1, v);
 }
 
 /* Rows of f32 to a token buffer of gm_pad8(rows) rows in `order`, zero up to a multiple of 64; terms 3: hi, mid

@@ -151,8 +151,71 @@ __global__ void __launch_bounds__(256) ple_gate(const __grid_constant__ ple_args
     }
 }
 
-/* A channel of a run a thread: conv over F, x += G + silu(conv), history to the slots. */
-__global__ void __launch_bounds__(256) ple_conv(const __grid_constant__ ple_args a)
+/* x += G + silu(conv over F) of a channel of row r, `in` rows after its run's first; old: the run's history. */
+__device__ __forceinline__ void ple_conv_at(const ple_args &a, uint32_t r, uint32_t in, uint32_t ch, const float *old)
+{
+    const uint32_t W = a.C * a.hidden, hist = (a.kernel - 1) * a.dil;
+    float y = 0.0f;
+    for (uint32_t j = 0; j < a.kernel; ++j) {
+        const uint32_t o = a.dil * (a.kernel - 1 - j);
+        const float f = o <= in ? __ldcg(a.F + (uint64_t)(r - o) * W + ch)
+                                : old ? old[(uint64_t)(hist - o + in) * W] : 0.0f;
+        y = fmaf(__ldg(a.conv_w + (uint64_t)ch * a.kernel + j), f, y);
+    }
+    const uint64_t at = (uint64_t)r * W + ch;
+    a.x[at] = __ldcg(a.x + at) + (__ldcg(a.G + at) + silu_f(y));
+}
+/* The history after the row to slot `to`. */
+__device__ __forceinline__ void ple_keep_at(const ple_args &a, uint32_t r, uint32_t in, uint32_t ch, const float *old, int32_t to)
+{
+    const uint32_t W = a.C * a.hidden, hist = (a.kernel - 1) * a.dil;
+    /* ascending: in place an entry is read before it is overwritten */
+    float *s = a.conv_state + to * a.stride + ch;
+    for (uint32_t i = 0; i < hist; ++i) {
+        const uint32_t back = hist - 1 - i;
+        s[(uint64_t)i * W] = back <= in ? __ldcg(a.F + (uint64_t)(r - back) * W + ch)
+                                        : old ? old[(uint64_t)(i + in + 1) * W] : 0.0f;
+    }
+}
+__device__ __forceinline__ const float *ple_old(const ple_args &a, uint32_t first, uint32_t ch)
+{
+    const int32_t slot = __ldcg(a.step.state_in + first);
+    return slot < 0 ? nullptr : a.conv_state + slot * a.stride + ch;
+}
+
+/* A channel of a run a thread, row after row; at most `most` rows of a run. CONV: the rows' values too, else only
+ * the slots. */
+template <bool CONV> __global__ void __launch_bounds__(256) ple_runs(const __grid_constant__ ple_args a, uint32_t most)
+{
+    pdl_next();
+    pdl_wait();
+    const uint32_t W = a.C * a.hidden, ch = blockIdx.x * 256 + threadIdx.x, n = a.step.n_rows;
+    if (ch >= W) {
+        return;
+    }
+    for (uint32_t first = blockIdx.y; first < n; first += gridDim.y) {
+        if (__ldcg(a.step.first + first) != (int32_t)first || __ldcg(a.step.pos + first) < 0) {
+            continue;
+        }
+        const float *old = ple_old(a, first, ch);
+        for (uint32_t r = first; r < n && r - first < most && __ldcg(a.step.first + r) == (int32_t)first; ++r) {
+            if (__ldcg(a.step.pos + r) < 0) {
+                continue;
+            }
+            if (CONV) {
+                ple_conv_at(a, r, r - first, ch, old);
+            }
+            const int32_t to = __ldcg(a.step.state_out + r);
+            if (to >= 0) {
+                ple_keep_at(a, r, r - first, ch, old, to);
+            }
+        }
+    }
+}
+
+/* Rows of long runs: the values of all rows at once, which only read the slots; the slots after the first rows of
+ * runs, which read old ones (ple_runs); then those after later rows (KEEP). */
+template <bool KEEP> __global__ void __launch_bounds__(256) ple_rows(const __grid_constant__ ple_args a)
 {
     pdl_next();
     pdl_wait();
@@ -161,35 +224,17 @@ __global__ void __launch_bounds__(256) ple_conv(const __grid_constant__ ple_args
     if (ch >= W) {
         return;
     }
-    for (uint32_t first = blockIdx.y; first < n; first += gridDim.y) {
-        if (__ldcg(a.step.first + first) != (int32_t)first || __ldcg(a.step.pos + first) < 0) {
+    for (uint32_t r = blockIdx.y; r < n; r += gridDim.y) {
+        if (__ldcg(a.step.pos + r) < 0) {
             continue;
         }
-        const int32_t slot = __ldcg(a.step.state_in + first);
-        const float *old = slot < 0 ? nullptr : a.conv_state + slot * a.stride + ch;
-        for (uint32_t r = first; r < n && __ldcg(a.step.first + r) == (int32_t)first; ++r) {
-            if (__ldcg(a.step.pos + r) < 0) {
-                continue;
-            }
-            const uint32_t in = r - first;
-            float y = 0.0f;
-            for (uint32_t j = 0; j < a.kernel; ++j) {
-                const uint32_t o = a.dil * (a.kernel - 1 - j);
-                const float f = o <= in ? __ldcg(a.F + (uint64_t)(r - o) * W + ch)
-                                        : old ? old[(uint64_t)(hist - o + in) * W] : 0.0f;
-                y = fmaf(__ldg(a.conv_w + (uint64_t)ch * a.kernel + j), f, y);
-            }
-            const uint64_t at = (uint64_t)r * W + ch;
-            a.x[at] = __ldcg(a.x + at) + (__ldcg(a.G + at) + silu_f(y));
+        const uint32_t first = (uint32_t)__ldcg(a.step.first + r), in = r - first;
+        if (!KEEP) {
+            ple_conv_at(a, r, in, ch, in < hist ? ple_old(a, first, ch) : nullptr);
+        } else if (in >= hist) {
             const int32_t to = __ldcg(a.step.state_out + r);
             if (to >= 0) {
-                /* ascending: in place an entry is read before it is overwritten */
-                float *s = a.conv_state + to * a.stride + ch;
-                for (uint32_t i = 0; i < hist; ++i) {
-                    const uint32_t back = hist - 1 - i;
-                    s[(uint64_t)i * W] = back <= in ? __ldcg(a.F + (uint64_t)(r - back) * W + ch)
-                                                    : old ? old[(uint64_t)(i + in + 1) * W] : 0.0f;
-                }
+                ple_keep_at(a, r, in, ch, nullptr, to);
             }
         }
     }
@@ -211,5 +256,11 @@ extern "C" int qx_cuda_ple(struct qx_queue *q, const struct qx_op_ple *o)
         return qx_queue_refuse(q, "ple", "more than 65535 rows");
     }
     int r = launch(q, "ple", ple_gate, dim3(o->n_streams, n), dim3(256), 0, a);
-    return r ? r : launch(q, "ple", ple_conv, dim3((unsigned)((W + 255) / 256), n < 64 ? n : 64), dim3(256), 0, a);
+    const unsigned columns = (unsigned)((W + 255) / 256);
+    if (n < 64) {
+        return r ? r : launch(q, "ple", ple_runs<true>, dim3(columns, n), dim3(256), 0, a, n);
+    }
+    r = r ? r : launch(q, "ple", ple_rows<false>, dim3(columns, n), dim3(256), 0, a);
+    r = r ? r : launch(q, "ple", ple_runs<false>, dim3(columns, n), dim3(256), 0, a, (o->conv_kernel - 1) * o->dilation);
+    return r ? r : launch(q, "ple", ple_rows<true>, dim3(columns, n), dim3(256), 0, a);
 }

@@ -11,7 +11,7 @@
 /* The device runs code with the warpgroup matrix units, and a block may have the memory that gemm.cuh wants. */
 static inline bool qx_prompt_can(const struct qx_queue *q)
 {
-    return q->has_wgmma && q->smem_max >= 224 * 1024;
+    return q->has_wgmma && q->smem_max >= 227 * 1024;
 }
 
 int qx_prompt_linear(struct qx_queue *q, const struct qx_op_linear *o);

@@ -223,14 +223,33 @@ struct phc_down : gm_policy {
 /* ---- up and mix ----------------------------------------------------------------------------- */
 
 /* A tile: four streams of 32 elements, N tokens a warpgroup. Local row r + 64 h: stream 2 h + (r >> 3 & 1), so
- * that a lane holds the four streams of one element. */
+ * that a lane holds the four streams of one element. The tile's part of x comes through shared memory: a line of 32
+ * elements a token and stream, whose four groups of eight lie in an order that tokens 2 q apart do not share, so
+ * that a warp meets no bank twice. */
 struct phc_up : gm_policy {
     static constexpr int F = GM_BF16;
     using args = phc_args;
     struct tile {
         uint32_t n, kb, akb, d0, col0;
     };
+    static constexpr uint32_t TOKENS = 128, SIDE = TOKENS * PHC_STREAMS * 128;
     template <int N> static __host__ __device__ constexpr int cols() { return 2 * N; }
+    static __device__ __forceinline__ uint32_t side_at(uint32_t token, uint32_t c, uint32_t group)
+    {
+        return (token * PHC_STREAMS + c) * 128 + (group ^ (token >> 1 & 3)) * 32;
+    }
+    static __device__ __forceinline__ void side_copy(const args &a, const tile &t, uint32_t to)
+    {
+        const uint32_t u = threadIdx.x & 7, line = threadIdx.x / 8, c = line & 3;
+        if (t.d0 + u * 4 >= a.hidden) {
+            return;
+        }
+        const float *x = a.x + ((uint64_t)t.col0 * PHC_STREAMS + c) * a.hidden + t.d0 + u * 4;
+#pragma unroll 8
+        for (uint32_t token = line / 4; token < t.n; token += 4) {
+            copy16(to + side_at(token, c, u >> 1) + (u & 1) * 16, x + (uint64_t)token * PHC_STREAMS * a.hidden, 16);
+        }
+    }
     static __device__ __forceinline__ uint32_t n_tiles(const args &a)
     {
         return a.m_tiles * a.n_tiles;
@@ -270,6 +289,21 @@ struct phc_up : gm_policy {
     {
         constexpr uint32_t A0 = 2 * N * 128, STAGE = gm_stage_bytes(F, 2 * N);
         const uint32_t w = threadIdx.x / 32 - 4, lane = threadIdx.x & 31, wgi = w / 4, g = lane >> 2, q = lane & 3;
+        const uint32_t d = t.d0 + (w & 3) * 8 + g, c0 = wgi * N + 2 * q;
+        float4 rs[N / 8][2];
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                rs[j][e] = c0 + j * 8 + e < t.n ? __ldcg((const float4 *)a.rs + t.col0 + c0 + j * 8 + e)
+                                                : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            }
+        }
+        float wn[PHC_STREAMS];
+#pragma unroll
+        for (int c = 0; c < PHC_STREAMS; ++c) {
+            wn[c] = d < a.hidden ? 1.0f + __ldg(a.norm + c * a.hidden + d) : 0.0f;
+        }
         float acc[2][N / 2];
 #pragma unroll
         for (int i = 0; i < N / 2; ++i) {
@@ -301,54 +335,31 @@ struct phc_up : gm_policy {
         if (lane == 0) {
             bar_arrive(p.empty + 8 * prev);
         }
-        const uint32_t d = t.d0 + (w & 3) * 8 + g;
-        if (d >= a.hidden) {
-            return;
-        }
-        float wn[PHC_STREAMS];
-#pragma unroll
-        for (int c = 0; c < PHC_STREAMS; ++c) {
-            wn[c] = 1.0f + __ldg(a.norm + c * a.hidden + d);
-        }
-        const uint32_t c0 = wgi * N + 2 * q;
-        const float *x = a.x + (uint64_t)(t.col0 + c0) * PHC_STREAMS * a.hidden + d;
-        const float4 *rs = (const float4 *)a.rs + t.col0 + c0;
+        bar_wait(p.side_bars + 8 * p.side_slot, p.side_phase);
+        const uint32_t x = p.side + p.side_slot * SIDE + g * 4;
         float *m = a.m + (uint64_t)(t.col0 + c0) * a.hidden + d;
-        constexpr int U = 2; /* columns of eight whose loads are in flight together */
 #pragma unroll
-        for (int j0 = 0; j0 < N / 8; j0 += U) {
-            float v[U][2][PHC_STREAMS];
-            float4 r[U][2];
+        for (int j = 0; j < N / 8; ++j) {
 #pragma unroll
-            for (int u = 0; u < U; ++u) {
+            for (int e = 0; e < 2; ++e) {
+                const uint32_t col = j * 8 + e;
+                const float r[PHC_STREAMS] = {rs[j][e].x, rs[j][e].y, rs[j][e].z, rs[j][e].w};
+                float s = 0.0f;
 #pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    const uint32_t col = (j0 + u) * 8 + e;
-                    const bool in = c0 + col < t.n;
-                    r[u][e] = in ? __ldcg(rs + col) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-                    for (int c = 0; c < PHC_STREAMS; ++c) {
-                        v[u][e][c] = in ? __ldcg(x + (uint64_t)(col * PHC_STREAMS + c) * a.hidden) : 0.0f;
-                    }
+                for (int c = 0; c < PHC_STREAMS; ++c) {
+                    const float v = __uint_as_float(lds32(x + side_at(c0 + col, c, w & 3)));
+                    s = fmaf(gm_sigmoid(acc[c >> 1][4 * j + (c & 1) * 2 + e]), (v * r[c]) * wn[c], s);
                 }
-            }
-#pragma unroll
-            for (int u = 0; u < U; ++u) {
-#pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    const uint32_t col = (j0 + u) * 8 + e;
-                    const float rr[PHC_STREAMS] = {r[u][e].x, r[u][e].y, r[u][e].z, r[u][e].w};
-                    float s = 0.0f;
-#pragma unroll
-                    for (int c = 0; c < PHC_STREAMS; ++c) {
-                        s = fmaf(gm_sigmoid(acc[c >> 1][4 * (j0 + u) + (c & 1) * 2 + e]), (v[u][e][c] * rr[c]) * wn[c], s);
-                    }
-                    if (c0 + col < t.n) {
-                        m[(uint64_t)col * a.hidden] = s / PHC_STREAMS;
-                    }
+                if (c0 + col < t.n && d < a.hidden) {
+                    m[(uint64_t)col * a.hidden] = s / PHC_STREAMS;
                 }
             }
         }
+        __syncwarp();
+        if (lane == 0) {
+            bar_arrive(p.side_bars + 16 + 8 * p.side_slot);
+        }
+        p.side_next();
     }
 };
 
@@ -444,7 +455,7 @@ int qx_prompt_hc(struct qx_queue *q, const struct qx_op_hc *o)
     p.c.b = a.lo;
     p.kb = lo_blocks;
     p.m_tiles = (o->hidden + 31) / 32;
-    p.width = 128;
+    p.width = phc_up::TOKENS;
     p.n_tiles = (o->n_rows + p.width - 1) / p.width;
-    return gm_launch<phc_up, 2, 64>(q, "hc", p, (uint64_t)p.m_tiles * p.n_tiles);
+    return gm_launch<phc_up, 1, 64>(q, "hc", p, (uint64_t)p.m_tiles * p.n_tiles);
 }

@@ -3,23 +3,13 @@
  * that with down into a row a pair, and the last adds up a row's pairs in the order of its slots, then the
  * shared expert, which takes the same path with all rows. Where a pair lies among its expert's pairs may
  * differ between runs; what is computed for it does not. */
-#include "gemm.cuh"
+#include "prompt_moe.cuh"
 #include "prompt.h"
 #include "topk.cuh"
 
 #define PMOE_MAX_K 16
 #define PMOE_MAX_EXPERTS 2048
 #define PMOE_WIDE 192u  /* widest tile of pairs */
-#define PMOE_THIN 32u   /* tiles where the weights' bytes take the time, two blocks a multiprocessor */
-
-/* Tokens of one expert: rows start .. start + n of the sorted order, in which every expert begins at a multiple of
- * 8, with the expert's matrices. */
-struct __align__(16) pmoe_ent {
-    const uint8_t *code[3], *scale[3]; /* gate, up, down */
-    float factor[3];
-    uint32_t row0[3], scale_bf16; /* a bit a matrix */
-    uint32_t start, n, out;       /* out: row of the results of the first */
-};
 
 /* ---- router --------------------------------------------------------------------------------- */
 
@@ -95,6 +85,7 @@ __device__ __forceinline__ void emit_as(int order, uint8_t *out, uint32_t b_rows
     switch (order) {
     case GM_ORD_BF16: gm_emit<GM_ORD_BF16>(out, b_rows, row, u / 4, u & 3, v); break;
     case GM_ORD_FP8: gm_emit<GM_ORD_FP8>(out, b_rows, row, u / 4, u & 3, v); break;
+    case GM_ORD_NV2: gm_emit_nv2(out, b_rows, row, u / 8, u & 7, v); break;
     default: gm_emit<GM_ORD_NV>(out, b_rows, row, u / 4, u & 3, v); break;
     }
 }
@@ -230,12 +221,7 @@ template <int F_, int PROMOTE_> struct pmoe_policy : gm_policy {
         tile r;
         const uint32_t i = t / a.m_tiles;
         if (a.list) {
-            union { pmoe_ent e; uint4 v[sizeof(pmoe_ent) / 16]; } u;
-#pragma unroll
-            for (uint32_t j = 0; j < sizeof(pmoe_ent) / 16; ++j) {
-                u.v[j] = __ldcg((const uint4 *)(a.list + i) + j);
-            }
-            r.e = u.e;
+            r.e = pmoe_get(a.list + i);
         } else {
             r.e = a.one;
             r.e.start = r.e.out = i * a.width;
@@ -525,7 +511,8 @@ int qx_prompt_moe(struct qx_queue *q, const struct qx_op_moe *o)
     if (f == GM_NONE || fs == GM_NONE || gm_format(o->s_up) != fs || gm_format(o->s_down) != fs) {
         return 1;
     }
-    const bool two = gm_order_of(f) != gm_order_of(fs); /* orders of the rows of m */
+    const bool whole = f == GM_NV && pmoe_thin_takes(x->hidden, x->inter); /* few rows: an expert a block */
+    const bool two = whole || gm_order_of(f) != gm_order_of(fs); /* orders of the rows of m */
     pmoe_args up = {}, down = {}, s_up = {}, s_down = {};
     pmoe_shape(up, down, f, x->hidden, x->inter);
     pmoe_shape(s_up, s_down, fs, x->hidden, o->s_inter);
@@ -570,7 +557,7 @@ int qx_prompt_moe(struct qx_queue *q, const struct qx_op_moe *o)
         s.hidden = x->hidden;
         s.m1 = m1;
         s.m2 = two ? m2 : nullptr;
-        s.order1 = gm_order_of(f);
+        s.order1 = whole && thin ? GM_ORD_NV2 : gm_order_of(f);
         s.order2 = gm_order_of(fs);
         const uint64_t units = ((uint64_t)rows * up.kb * 4 + 1023) / 1024, most_units = 2 * (uint64_t)q->n_sm;
         int r = launch(q, "moe", pmoe_sort, dim3((unsigned)(1 + (units < most_units ? units : most_units))), dim3(1024), 0, s);
@@ -610,7 +597,21 @@ int qx_prompt_moe(struct qx_queue *q, const struct qx_op_moe *o)
         up.h_rows = down.c.b_rows = h_rows;
         down.out = pair;
         const uint64_t most = pairs / width + (pairs < x->n_experts ? pairs : x->n_experts);
-        r = r ? r : pmoe_run(q, f, up, down, most, thin);
+        if (whole && thin) {
+            pmoe_thin_args t = {};
+            t.list = s.list;
+            t.n_list = s.n_list;
+            t.row = s.row;
+            t.m = m1;
+            t.m_rows = gm_pad8(rows);
+            t.hidden = x->hidden;
+            t.inter = x->inter;
+            t.most = (uint32_t)most;
+            t.out = pair;
+            r = r ? r : pmoe_thin(q, t);
+        } else {
+            r = r ? r : pmoe_run(q, f, up, down, most, thin);
+        }
         psum_args z = {};
         z.m = m;
         z.weight = o->weight + r0 * o->k;

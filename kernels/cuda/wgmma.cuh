@@ -18,6 +18,11 @@ __device__ __forceinline__ uint64_t wg_desc(uint32_t smem)
 {
     return (uint64_t)((smem & 0x3ffffu) >> 4) | (uint64_t)1 << 16 | (uint64_t)64 << 32 | (uint64_t)1 << 62;
 }
+/* Rows of K with N along them, in panels of 64 columns (128 bytes) in the 128-byte swizzle, `panel` bytes apart. */
+__device__ __forceinline__ uint64_t wg_desc_rows(uint32_t smem, uint32_t panel)
+{
+    return (uint64_t)((smem & 0x3ffffu) >> 4) | (uint64_t)(panel >> 4) << 16 | (uint64_t)64 << 32 | (uint64_t)1 << 62;
+}
 __device__ __forceinline__ void wg_fence()
 {
     WG_ASM("wgmma.fence.sync.aligned;" ::: "memory");
@@ -40,21 +45,27 @@ __device__ __forceinline__ void fence_async()
 
 #define WG_S4 "%0,%1,%2,%3"
 #define WG_S8 WG_S4 ",%4,%5,%6,%7"
+#define WG_S12 WG_S8 ",%8,%9,%10,%11"
 #define WG_S16 WG_S8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define WG_S32 WG_S16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define WG_S48 WG_S32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define WG_S64 WG_S48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define WG_S72 WG_S64 ",%64,%65,%66,%67,%68,%69,%70,%71"
 #define WG_S80 WG_S64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define WG_S88 WG_S80 ",%80,%81,%82,%83,%84,%85,%86,%87"
 #define WG_S96 WG_S80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define WG_S112 WG_S96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
 #define WG_S128 WG_S112 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define WG_O4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define WG_O8(i) WG_O4(i), WG_O4(i + 4)
+#define WG_O12(i) WG_O8(i), WG_O4(i + 8)
 #define WG_O16(i) WG_O8(i), WG_O8(i + 8)
 #define WG_O32(i) WG_O16(i), WG_O16(i + 16)
 #define WG_O48(i) WG_O32(i), WG_O16(i + 32)
 #define WG_O64(i) WG_O32(i), WG_O32(i + 32)
+#define WG_O72(i) WG_O64(i), WG_O8(i + 64)
 #define WG_O80(i) WG_O64(i), WG_O16(i + 64)
+#define WG_O88(i) WG_O80(i), WG_O8(i + 80)
 #define WG_O96(i) WG_O64(i), WG_O32(i + 64)
 #define WG_O128(i) WG_O64(i), WG_O64(i + 64)
 
@@ -70,6 +81,15 @@ template <int N> struct wg;
                    : WG_O##R(0)                                                                          \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                      \
         }                                                                                                \
+        /* b: rows along N, eight of K after eight (wg_desc_rows) */                                     \
+        static __device__ __forceinline__ void rs_rows(float *d, const uint32_t (&a)[4], uint64_t b, int add) \
+        {                                                                                                \
+            WG_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %" #I5 ", 0;\n"                                     \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" WG_S##R "}, "             \
+                   "{%" #I0 ", %" #I1 ", %" #I2 ", %" #I3 "}, %" #I4 ", p, 1, 1, 1;\n}"                   \
+                   : WG_O##R(0)                                                                          \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                      \
+        }                                                                                                \
         static __device__ __forceinline__ void ss(float *d, uint64_t a, uint64_t b, int add)             \
         {                                                                                                \
             WG_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %" #I2 ", 0;\n"                                     \
@@ -81,11 +101,14 @@ template <int N> struct wg;
     };
 WG_DEFINE(8, 4, 4, 5, 6, 7, 8, 9)
 WG_DEFINE(16, 8, 8, 9, 10, 11, 12, 13)
+WG_DEFINE(24, 12, 12, 13, 14, 15, 16, 17)
 WG_DEFINE(32, 16, 16, 17, 18, 19, 20, 21)
 WG_DEFINE(64, 32, 32, 33, 34, 35, 36, 37)
 WG_DEFINE(96, 48, 48, 49, 50, 51, 52, 53)
 WG_DEFINE(128, 64, 64, 65, 66, 67, 68, 69)
+WG_DEFINE(144, 72, 72, 73, 74, 75, 76, 77)
 WG_DEFINE(160, 80, 80, 81, 82, 83, 84, 85)
+WG_DEFINE(176, 88, 88, 89, 90, 91, 92, 93)
 WG_DEFINE(192, 96, 96, 97, 98, 99, 100, 101)
 WG_DEFINE(256, 128, 128, 129, 130, 131, 132, 133)
 

@@ -347,7 +347,8 @@ static void moe(struct kern_ctx *c, int v)
         {1, 8, 3, 256, 128, 128}, {1, 4, 2, 64, 160, 32}, {2, 24, 10, 2560, 640, 640}, {8, 16, 4, 256, 192, 64},
         {5, 6, 6, 128, 96, 96}, {13, 8, 3, 256, 128, 128}, {70, 8, 3, 256, 128, 128}, {300, 16, 4, 512, 160, 64},
         {8, 24, 10, 2560, 640, 640}, {1, 24, 10, 2560, 640, 640},
-        {40, 24, 10, 512, 128, 128}}; /* many experts of few rows: gaps in the order of a prompt's pairs */
+        {40, 24, 10, 512, 128, 128}, /* many experts of few rows: gaps in the order of a prompt's pairs */
+        {150, 24, 4, 2560, 640, 640}, {100, 20, 4, 768, 384, 64}, {90, 20, 4, 512, 640, 64}, {400, 9, 3, 256, 128, 128}};
     bool act = v & ACT_BF16, prompt = v & PROMPT, other = v & OTHER_SHARED;
     v &= ACT_BF16 - 1;
     const uint32_t *s = shapes[v / 8];
@@ -577,9 +578,11 @@ const struct kern_case kern_cases_matmul[] = {
     M(ACT_BF16 + OTHER_SHARED + 2, 9), M(ACT_BF16 + PROMPT + OTHER_SHARED + 4, 6), M(ACT_BF16 + PROMPT + OTHER_SHARED + 2, 6),
     M(ACT_BF16 + PROMPT + 4, 10), M(ACT_BF16 + PROMPT + 0, 10), M(ACT_BF16 + PROMPT + OTHER_SHARED + 4, 10),
     M(ACT_BF16 + PROMPT + 1, 10), M(ACT_BF16 + PROMPT + 3, 10),
+    M(ACT_BF16 + PROMPT + 4, 11), M(ACT_BF16 + PROMPT + 4, 12), M(ACT_BF16 + PROMPT + 4, 13),
+    M(ACT_BF16 + PROMPT + 4, 14), M(ACT_BF16 + PROMPT + 1, 14), M(ACT_BF16 + PROMPT + 3, 14), M(ACT_BF16 + PROMPT + 0, 14),
     {"linear", "prompt", linear_speed, 0, 1}, {"linear", "prompt", linear_speed, 8, 1}, {"linear", "prompt", linear_speed, 16, 1},
     {"linear", "prompt", linear_speed, 3, 1},
-    {"hc", "prompt", hc_speed, 8192, 1}, {"hc", "prompt", hc_speed, 1024, 1},
-    {"moe_route", "prompt", route_speed, 8192, 1},
-    {"moe", "prompt", moe_speed, 4 + 8 * 32, 1}, {"moe", "prompt", moe_speed, 4 + 8 * 4, 1},
+    {"linear", "prompt", linear_speed, 24, 1}, {"hc", "prompt", hc_speed, 8192, 1}, {"hc", "prompt", hc_speed, 1024, 1},
+    {"moe_route", "prompt", route_speed, 8192, 1}, {"moe_route", "prompt", route_speed, 1024, 1},
+    {"moe", "prompt", moe_speed, 4 + 8 * 32, 1}, {"moe", "prompt", moe_speed, 4 + 8 * 4, 1}, {"moe", "prompt", moe_speed, 4 + 8, 1},
     {0, 0, 0, 0, 0}};

@@ -1,0 +1,120 @@
+/* async.cuh: shared memory by its 32-bit addresses, for kernels in which some warps copy and others multiply:
+ * barriers, copies that arrive on them, loads and stores. */
+#ifndef QX_CUDA_ASYNC_CUH
+#define QX_CUDA_ASYNC_CUH
+
+#include "common.cuh"
+
+/* ---- barriers and copies -------------------------------------------------------------------- */
+
+__device__ __forceinline__ uint32_t smem_addr(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+__device__ __forceinline__ void bar_init(uint32_t bar, uint32_t count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+__device__ __forceinline__ void bar_arrive(uint32_t bar)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+#endif
+}
+__device__ __forceinline__ void bar_wait(uint32_t bar, uint32_t parity)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .pred p;\nWAIT_%=:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@p bra DONE_%=;\nbra WAIT_%=;\nDONE_%=:\n}" ::"r"(bar), "r"(parity)
+                 : "memory");
+#endif
+}
+/* n 0: zeros instead of what lies at src. */
+__device__ __forceinline__ void copy16(uint32_t dst, const void *src, uint32_t n)
+{
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(n) : "memory");
+}
+__device__ __forceinline__ void copy4(uint32_t dst, const void *src, uint32_t n)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(n) : "memory");
+}
+/* An arrival once this thread's copies so far have landed. */
+__device__ __forceinline__ void copy_arrive(uint32_t bar)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+}
+
+/* n bytes, a multiple of 16; their arrival counts against what bar_expect announced. */
+__device__ __forceinline__ void copy_bulk(uint32_t dst, const void *src, uint32_t n, uint32_t bar)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
+                 "l"(src), "r"(n), "r"(bar)
+                 : "memory");
+#endif
+}
+__device__ __forceinline__ void bar_expect(uint32_t bar, uint32_t n)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n) : "memory");
+#endif
+}
+
+/* Read once: first to leave L2. */
+__device__ __forceinline__ uint64_t read_once()
+{
+    uint64_t p = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
+#endif
+    return p;
+}
+__device__ __forceinline__ void copy16_once(uint32_t dst, const void *src, uint64_t policy)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "l"(policy)
+                 : "memory");
+#endif
+}
+__device__ __forceinline__ void copy_bulk_once(uint32_t dst, const void *src, uint32_t n, uint32_t bar, uint64_t policy)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(dst), "l"(src), "r"(n), "r"(bar), "l"(policy)
+                 : "memory");
+#endif
+}
+
+/* ---- loads and stores ----------------------------------------------------------------------- */
+
+__device__ __forceinline__ uint4 lds128(uint32_t p)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(p));
+    return v;
+}
+__device__ __forceinline__ uint2 lds64(uint32_t p)
+{
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(p));
+    return v;
+}
+__device__ __forceinline__ uint32_t lds32(uint32_t p)
+{
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(p));
+    return v;
+}
+__device__ __forceinline__ uint32_t lds16(uint32_t p)
+{
+    uint16_t v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(p));
+    return v;
+}
+__device__ __forceinline__ void sts16(uint32_t p, uint16_t v)
+{
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(p), "h"(v) : "memory");
+}
+
+#endif
