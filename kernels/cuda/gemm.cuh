@@ -117,6 +117,27 @@ struct gm_src {
     uint32_t s1, s2, pos, d1, d2, lim, row_bytes, split;
 };
 
+/* Local rows r and r + 8 of 16 are neighbours in the matrix, so that a lane has two to write. */
+__device__ __forceinline__ uint32_t gm_place(uint32_t r)
+{
+    return (r & ~15u) + 2 * (r & 7) + ((r >> 3) & 1);
+}
+/* Rows of a matrix in this order, local row r being row `pos`. */
+__device__ __forceinline__ gm_src gm_rows(const uint8_t *base, uint32_t row_bytes, uint32_t pos, uint32_t lim)
+{
+    gm_src s = {};
+    s.base = base;
+    s.row_bytes = row_bytes;
+    s.pos = pos;
+    s.off = (uint64_t)pos * row_bytes;
+    s.s1 = 16 * row_bytes;
+    s.s2 = 64 * row_bytes;
+    s.d1 = 16;
+    s.d2 = 64;
+    s.lim = lim;
+    return s;
+}
+
 struct gm_pipe {
     uint32_t full, empty; /* barriers in shared memory, 8 bytes each */
     uint32_t smem;        /* stages */

@@ -169,24 +169,11 @@ struct phc_down : gm_policy {
         r.akb = a.kb;
         return r;
     }
-    static __device__ __forceinline__ uint32_t place(uint32_t r)
-    {
-        return (r & ~15u) + 2 * (r & 7) + ((r >> 3) & 1);
-    }
     static __device__ __forceinline__ gm_src a_src(const args &a, const tile &t, uint32_t r)
     {
-        gm_src s = {};
-        s.base = a.down;
+        gm_src s = gm_rows(a.down, PHC_STREAMS * a.hidden * 2, t.row0 + gm_place(r), a.rank + a.n_inject);
         s.base2 = a.inject;
-        s.row_bytes = PHC_STREAMS * a.hidden * 2;
-        s.pos = t.row0 + place(r);
-        s.off = (uint64_t)s.pos * s.row_bytes;
-        s.s1 = 16 * s.row_bytes;
-        s.s2 = 64 * s.row_bytes;
-        s.d1 = 16;
-        s.d2 = 64;
         s.split = a.rank;
-        s.lim = a.rank + a.n_inject;
         return s;
     }
     static __device__ __forceinline__ const uint8_t *scale_row(const args &, const tile &, uint32_t)
@@ -200,7 +187,7 @@ struct phc_down : gm_policy {
     template <int N>
     static __device__ __forceinline__ void epilogue(const args &a, const tile &t, const float *acc, uint32_t r, uint32_t q)
     {
-        const uint32_t m = t.row0 + place(r); /* even, as the rank is */
+        const uint32_t m = t.row0 + gm_place(r); /* even, as the rank is */
         float *part = a.part + ((uint64_t)t.split * a.n_rows + t.col0) * (a.rank + a.n_inject) + m;
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {

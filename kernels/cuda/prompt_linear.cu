@@ -101,36 +101,21 @@ template <int F_, int PROMOTE_> struct plin : gm_policy {
         r.akb = a.akb;
         return r;
     }
-    /* Local rows r and r + 8 of 16 are neighbours in the matrix, so that a lane has two to write. */
-    static __device__ __forceinline__ uint32_t place(uint32_t r)
-    {
-        return (r & ~15u) + 2 * (r & 7) + ((r >> 3) & 1);
-    }
     static __device__ __forceinline__ gm_src a_src(const args &a, const tile &t, uint32_t r)
     {
         const plin_mat &w = a.w[t.j];
-        gm_src s = {};
-        s.base = w.codes;
-        s.row_bytes = w.row_bytes;
-        s.pos = t.row0 + place(r);
-        s.off = (uint64_t)s.pos * w.row_bytes;
-        s.s1 = 16 * w.row_bytes;
-        s.s2 = 64 * w.row_bytes;
-        s.d1 = 16;
-        s.d2 = 64;
-        s.lim = w.rows;
-        return s;
+        return gm_rows(w.codes, w.row_bytes, t.row0 + gm_place(r), w.rows);
     }
     static __device__ __forceinline__ const uint8_t *scale_row(const args &a, const tile &t, uint32_t r)
     {
         const plin_mat &w = a.w[t.j];
-        const uint32_t m = t.row0 + place(r);
+        const uint32_t m = t.row0 + gm_place(r);
         return m < w.rows ? w.scale + (uint64_t)m * (w.cols / (F == GM_NV ? 16 : 32)) : nullptr;
     }
     static __device__ __forceinline__ float block_scale(const args &a, const tile &t, uint32_t r, uint32_t k128)
     {
         const plin_mat &w = a.w[t.j];
-        const uint32_t m = t.row0 + place(r), row = m < w.rows ? m : w.rows - 1;
+        const uint32_t m = t.row0 + gm_place(r), row = m < w.rows ? m : w.rows - 1;
         const uint64_t at = (uint64_t)((w.row0 + row) / 128) * ((w.cols + 127) / 128) + k128;
         return w.scale_bf16 ? bf16_f(__ldg((const uint16_t *)w.scale + at)) : __ldg((const float *)w.scale + at);
     }
@@ -143,7 +128,7 @@ template <int F_, int PROMOTE_> struct plin : gm_policy {
                                                     uint32_t q)
     {
         const plin_mat &w = a.w[t.j];
-        const uint32_t m = t.row0 + place(r);
+        const uint32_t m = t.row0 + gm_place(r);
         float *y = a.y + (uint64_t)(t.col0 + 2 * q) * a.y_stride + w.off + m;
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {

@@ -313,21 +313,11 @@ template <int F_, int PROMOTE_> struct pmoe_down : pmoe_policy<F_, PROMOTE_> {
     GM_RUN(pmoe_down)
     static __device__ __forceinline__ uint32_t place(const tile &t, uint32_t r)
     {
-        return t.m0 * 128 + (r & ~15u) + 2 * (r & 7) + ((r >> 3) & 1);
+        return t.m0 * 128 + gm_place(r);
     }
     static __device__ __forceinline__ gm_src a_src(const args &a, const tile &t, uint32_t r)
     {
-        gm_src s = {};
-        s.base = t.e.code[2];
-        s.row_bytes = a.row_bytes;
-        s.pos = place(t, r);
-        s.off = (uint64_t)s.pos * a.row_bytes;
-        s.s1 = 16 * a.row_bytes;
-        s.s2 = 64 * a.row_bytes;
-        s.d1 = 16;
-        s.d2 = 64;
-        s.lim = a.rows;
-        return s;
+        return gm_rows(t.e.code[2], a.row_bytes, place(t, r), a.rows);
     }
     static __device__ __forceinline__ const uint8_t *scale_row(const args &a, const tile &t, uint32_t r)
     {
