@@ -1,5 +1,6 @@
-/* repack_sync.c: see repack_sync.h. One thread, which starts writing out ranges as they come; `busy` says
- * that it has more to do, and whoever waits for that to end waits on `change`. Files taken over wait in `closing`; a round closes those that were there when it began. */
+/* repack_sync.c: see repack_sync.h. One thread, which starts writing out ranges as they come; `busy` says that
+ * it has more to do, and whoever waits for that to end waits on `change`. Files taken over wait in `closing`;
+ * a round closes those that were there when it began. */
 #include "repack_sync.h"
 
 #include "alloc.h"
