@@ -1,4 +1,4 @@
-/* moe_rows.cu: NVFP4 experts beside a BF16 shared one, for rows of decoding whose inputs of products are bf16.
+/* moe_rows.cu: experts for rows of decoding whose inputs of products are bf16.
  *
  * Two launches of one block a multiprocessor. Every warp streams its own tasks, a task being 16 rows of
  * weights and a part of their columns, through a ring of its own in shared memory: 64 bytes of codes of each
@@ -18,7 +18,7 @@
 
 /* ---- gate and up ---- */
 
-template <bool ROUTED> struct mr_up_job {
+template <bool FAST, bool ROUTED> struct mr_up_job {
     const mr_args &a;
     const mr_mat *mat; /* gate and up of one expert after the other */
     uint32_t block;
@@ -36,6 +36,12 @@ template <bool ROUTED> struct mr_up_job {
         e = ROUTED ? tiles.div(u) : 0;
         tile = u - e * tiles.d;
     }
+    __device__ __forceinline__ uint32_t steps(uint32_t part) const
+    {
+        const mr_cut &c = cut();
+        const uint32_t left = (c.bytes + 63) / 64 - part * c.per;
+        return FAST || left > c.per ? c.per : left;
+    }
     __device__ __forceinline__ void feed(uint32_t task, mr_feed &f, uint32_t lane) const
     {
         uint32_t e, tile, part;
@@ -43,13 +49,14 @@ template <bool ROUTED> struct mr_up_job {
         const mr_cut &c = cut();
         const mr_mat *m = mat + 2 * e;
         const uint32_t r = tile * 8 + (lane >> 2), off = part * c.per * 64 + (lane & 3) * 16;
-        f.n = c.per;
+        f.n = steps(part);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             f.c[i] = m[i].codes + ((uint64_t)r * c.bytes + off);
+            f.left[i] = (int32_t)c.bytes - (int32_t)off;
         }
         f.s = nullptr;
-        if (ROUTED && lane < 16) {
+        if ((FAST ? ROUTED : c.tf == TF_NV) && lane < 16) {
             f.s = m[lane >> 3].scale + ((uint64_t)(tile * 8 + (lane & 7)) * c.s_bytes + part * c.per * 8);
         }
     }
@@ -68,14 +75,15 @@ struct mr_up_ctx {
     uint32_t prev;       /* the warp's last tile + 1 */
 };
 
-template <int R, bool ROUTED>
+template <int R, bool FAST, bool ROUTED>
 __device__ __forceinline__ void mr_up_phase(const mr_args &a, mr_up_ctx &x,
-                                            mr_ring<R, mr_up_job<ROUTED>> &ring,
-                                            const mr_up_job<ROUTED> &job, const mr_cols *cols,
+                                            mr_ring<R, FAST, mr_up_job<FAST, ROUTED>> &ring,
+                                            const mr_up_job<FAST, ROUTED> &job, const mr_cols *cols,
                                             uint32_t n_tasks, uint32_t warp, uint32_t lane)
 {
     const uint32_t g = lane >> 2, q = lane & 3;
     const mr_cut &c = job.cut();
+    const uint8_t tf = !FAST ? c.tf : ROUTED ? (uint8_t)TF_NV : (uint8_t)TF_BF16;
 #pragma unroll 1
     for (uint32_t task = warp; task < n_tasks; task += MR_WARPS) {
         uint32_t e, tile, part;
@@ -85,8 +93,15 @@ __device__ __forceinline__ void mr_up_phase(const mr_args &a, mr_up_ctx &x,
         float acc[1][4] = {};
         mr_side<1> side = {};
         side.b[0] = x.xs + col.row[g < col.n ? g : 0] * a.x_col;
-        side.bs[0] = part * c.per;
-        mr_run<R, 1, true, ROUTED>(acc, ring, job, side, c.per, lane);
+        side.bs[0] = side.qs[0] = side.qs[1] = part * c.per;
+        if (tf == TF_BLOCK || tf == TF_MX) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                side.q[i] = mr_scale_row(m[i], c, tile * 8 + g);
+                side.q_bf16[i] = m[i].scale_bf16;
+            }
+        }
+        mr_run<R, FAST, 1, true>(acc, ring, job, tf, side, job.steps(part), lane);
         /* the place for a warp's part is free when its last tile has been summed */
         const uint32_t parts = c.parts, unit = x.units_done + (ROUTED ? a.parts_r : a.parts_s).div(task);
         if (x.prev) {
@@ -174,7 +189,7 @@ __device__ __forceinline__ void mr_shared_gate(const mr_args &a, float *red)
     }
 }
 
-template <int R> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
+template <int R, bool FAST> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
     moe_rows_up(const __grid_constant__ mr_args a)
 {
     extern __shared__ uint4 sm4[];
@@ -212,8 +227,8 @@ template <int R> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
     __syncthreads();
     uint32_t units = blockIdx.x < a.tiles_s.d ? (a.tiles_s.d - blockIdx.x - 1) / gridDim.x + 1 : 0;
     {
-        const mr_up_job<false> job = {a, s_mat, blockIdx.x};
-        mr_ring<R, mr_up_job<false>> ring;
+        const mr_up_job<FAST, false> job = {a, s_mat, blockIdx.x};
+        mr_ring<R, FAST, mr_up_job<FAST, false>> ring;
         ring.begin(job, x.ring, warp, units * a.parts_s.d, lane);
         {
             /* the experts' descriptors, cold since the last step, to the L2 */
@@ -231,11 +246,20 @@ template <int R> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
         }
         mr_stage_x(a, x.xs);
         __syncthreads();
-        mr_up_phase<R, false>(a, x, ring, job, &s_cols, units * a.parts_s.d, warp, lane);
+        mr_up_phase<R, FAST, false>(a, x, ring, job, &s_cols, units * a.parts_s.d, warp, lane);
         x.units_done = units;
         cp_wait<0>();
     }
     mr_shared_gate(a, red);
+    /* zeros after the end of the columns, which the last steps of down read */
+    if (!FAST && blockIdx.x == gridDim.x - 1) {
+        const uint32_t end = (a.h_col - 64) / 2, n = (a.m_rows * (a.k + 1));
+        for (uint32_t c = warp; c < n; c += MR_WARPS) {
+            for (uint32_t i = ((c + 1) % (a.k + 1) == 0 ? a.s_inter : a.inter) + lane; i < end; i += 32) {
+                *(uint16_t *)(a.hs + (uint64_t)c * a.h_col + mr_elem(i)) = 0;
+            }
+        }
+    }
     /* the picked experts */
     if (a.early) {
         pdl_wait();
@@ -259,19 +283,19 @@ template <int R> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
     }
     __syncthreads();
     /* from the last block on: the first have the shared expert's tiles */
-    const mr_up_job<true> job = {a, mat, gridDim.x - 1 - blockIdx.x};
+    const mr_up_job<FAST, true> job = {a, mat, gridDim.x - 1 - blockIdx.x};
     const uint32_t total = n_uniq * a.tiles_r.d;
     units = job.block < total ? (total - job.block - 1) / gridDim.x + 1 : 0;
-    mr_ring<R, mr_up_job<true>> ring;
+    mr_ring<R, FAST, mr_up_job<FAST, true>> ring;
     ring.begin(job, x.ring, warp, units * a.parts_r.d, lane);
-    mr_up_phase<R, true>(a, x, ring, job, cols, units * a.parts_r.d, warp, lane);
+    mr_up_phase<R, FAST, true>(a, x, ring, job, cols, units * a.parts_r.d, warp, lane);
 }
 
 /* ---- down ---- */
 
 /* A block has nq >= 4 groups of four output rows. Of a matrix cut into parts of columns, group b of a list is
  * part b / nq of the list's matrices, rows b % nq; four groups make a task. */
-struct mr_down_job {
+template <bool FAST> struct mr_down_job {
     const mr_args &a;
     const mr_mat *mat; /* [0] the shared expert's, then the picked ones' */
     uint32_t first;    /* tasks of the shared expert */
@@ -304,6 +328,7 @@ struct mr_down_job {
             const group b = of(shared, b0 + 2 * i + (lane >> 4));
             const uint32_t r = b.row + ((lane >> 2) & 3), off = b.part * c.per * 64 + (lane & 3) * 16;
             f.c[i] = mat[b.e].codes + ((uint64_t)r * c.bytes + off); /* of an empty group: any row */
+            f.left[i] = (int32_t)c.bytes - (int32_t)off;
         }
         if (c.tf == TF_NV && lane < 16) {
             const group b = of(shared, b0 + (lane >> 2));
@@ -313,16 +338,17 @@ struct mr_down_job {
 };
 
 /* One task up to where the columns are needed, and the rest. */
-template <int R, int NB, bool SHARED, bool SH_EXPERT> struct mr_down_task {
+template <int R, bool FAST, int NB, bool SHARED, bool SH_EXPERT> struct mr_down_task {
     mr_side<NB> side;
     int32_t at[2][2]; /* where in res a lane's sums go, < 0: nowhere */
     float f[2];
 
-    __device__ __forceinline__ void prepare(const mr_args &a, const mr_down_job &job, const mr_cols *cols,
+    __device__ __forceinline__ void prepare(const mr_args &a, const mr_down_job<FAST> &job, const mr_cols *cols,
                                             uint32_t b0, const uint8_t *hs, uint32_t rd, uint32_t lane)
     {
         const uint32_t g = lane >> 2, q = lane & 3, items = a.m_rows * a.k;
         const mr_cut &c = SH_EXPERT ? a.down_s : a.down_r;
+        const uint8_t tf = FAST ? (SH_EXPERT ? TF_BF16 : TF_NV) : c.tf;
         const auto b1 = job.of(SH_EXPERT, b0), b2 = job.of(SH_EXPERT, b0 + 3);
         const bool two = b2.s != b1.s && !b2.empty;
         const mr_cols &c0 = cols[b1.e], &c1 = cols[b2.e];
@@ -341,6 +367,11 @@ template <int R, int NB, bool SHARED, bool SH_EXPERT> struct mr_down_task {
             const auto b = job.of(SH_EXPERT, b0 + 2 * i + (lane >> 4));
             const mr_mat &m = job.mat[b.e];
             const uint32_t r = b.row + (g & 3);
+            if (tf == TF_BLOCK || tf == TF_MX) {
+                side.q[i] = mr_scale_row(m, c, r);
+                side.qs[i] = b.part * c.per;
+                side.q_bf16[i] = m.scale_bf16;
+            }
             f[i] = m.factor;
             const bool second = b.s != b1.s;
 #pragma unroll
@@ -357,12 +388,13 @@ template <int R, int NB, bool SHARED, bool SH_EXPERT> struct mr_down_task {
             }
         }
     }
-    __device__ __forceinline__ void run(const mr_args &a, mr_ring<R, mr_down_job> &ring,
-                                        const mr_down_job &job, float *res, uint32_t lane)
+    __device__ __forceinline__ void run(const mr_args &a, mr_ring<R, FAST, mr_down_job<FAST>> &ring,
+                                        const mr_down_job<FAST> &job, float *res, uint32_t lane)
     {
         const mr_cut &c = SH_EXPERT ? a.down_s : a.down_r;
+        const uint8_t tf = FAST ? (SH_EXPERT ? TF_BF16 : TF_NV) : c.tf;
         float acc[NB][4] = {};
-        mr_run<R, NB, SHARED, !SH_EXPERT>(acc, ring, job, side, c.per, lane);
+        mr_run<R, FAST, NB, SHARED>(acc, ring, job, tf, side, c.per, lane);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -376,7 +408,7 @@ template <int R, int NB, bool SHARED, bool SH_EXPERT> struct mr_down_task {
     }
 };
 
-template <int R, bool SHARED, bool MANY> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
+template <int R, bool FAST, bool SHARED, bool MANY> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
     moe_rows_down(const __grid_constant__ mr_args a)
 {
     extern __shared__ uint4 sm4[];
@@ -413,9 +445,9 @@ template <int R, bool SHARED, bool MANY> __global__ void __launch_bounds__(MR_WA
     __syncthreads();
     mr_by by;
     by.set(nq);
-    const mr_down_job job = {a, mat, (a.down_s.parts * nq + 3) / 4, n_uniq, q0 * 4, by};
+    const mr_down_job<FAST> job = {a, mat, (a.down_s.parts * nq + 3) / 4, n_uniq, q0 * 4, by};
     const uint32_t n_tasks = job.first + (n_uniq * nq + 3) / 4;
-    mr_ring<R, mr_down_job> ring;
+    mr_ring<R, FAST, mr_down_job<FAST>> ring;
     ring.begin(job, (uint8_t *)sm4 + warp * (R * MR_STEP), warp, n_tasks, lane);
     const uint8_t *h = SHARED ? hs : a.hs;
     bool waited = false;
@@ -438,12 +470,12 @@ template <int R, bool SHARED, bool MANY> __global__ void __launch_bounds__(MR_WA
 #pragma unroll 1
     for (; task < job.first; task += MR_WARPS) {
         if (MANY) {
-            mr_down_task<R, 2, SHARED, true> t;
+            mr_down_task<R, FAST, 2, SHARED, true> t;
             t.prepare(a, job, cols, 4 * task, h, rd, lane);
             wait();
             t.run(a, ring, job, res, lane);
         } else {
-            mr_down_task<R, 1, SHARED, true> t;
+            mr_down_task<R, FAST, 1, SHARED, true> t;
             t.prepare(a, job, cols, 4 * task, h, rd, lane);
             wait();
             t.run(a, ring, job, res, lane);
@@ -458,12 +490,12 @@ template <int R, bool SHARED, bool MANY> __global__ void __launch_bounds__(MR_WA
             wide = !b2.empty && b2.s != b1.s && cols[b1.e].n + cols[b2.e].n > 8;
         }
         if (MANY && wide) {
-            mr_down_task<R, 2, SHARED, false> t;
+            mr_down_task<R, FAST, 2, SHARED, false> t;
             t.prepare(a, job, cols, b0, h, rd, lane);
             wait();
             t.run(a, ring, job, res, lane);
         } else {
-            mr_down_task<R, 1, SHARED, false> t;
+            mr_down_task<R, FAST, 1, SHARED, false> t;
             t.prepare(a, job, cols, b0, h, rd, lane);
             wait();
             t.run(a, ring, job, res, lane);
@@ -518,7 +550,12 @@ static mr_cut cut_of(uint8_t fmt, uint32_t k, uint32_t max_parts, bool even)
 {
     mr_cut c = {};
     c.k = k;
-    c.tf = fmt == QX_W_NVFP4 && k % 128 == 0 ? TF_NV : fmt == QX_W_BF16 && k % 8 == 0 ? TF_BF16 : TF_GEN;
+    c.tf = fmt == QX_W_NVFP4 && k % 128 == 0                                   ? TF_NV
+           : fmt == QX_W_BF16 && k % 8 == 0                                    ? TF_BF16
+           : fmt == QX_W_FP8 && k % 16 == 0                                    ? TF_FP8
+           : fmt == QX_W_FP8_BLOCK && k % 16 == 0                              ? TF_BLOCK
+           : fmt == QX_W_MXFP8 && k % 32 == 0                                  ? TF_MX
+                                                                               : TF_GEN;
     c.bytes = (uint32_t)weight_row_bytes(fmt, k);
     c.s_bytes = c.tf == TF_NV ? k / 16 : 0;
     const uint32_t steps = (c.bytes + 63) / 64;
@@ -551,7 +588,7 @@ static mr_by by_of(uint32_t d)
 
 static bool aligned(const struct qx_weight &w)
 {
-    return (((uintptr_t)w.codes | (uintptr_t)w.scale) & 15) == 0;
+    return ((uintptr_t)w.codes & 15) == 0 && (w.fmt == QX_W_FP8_BLOCK || ((uintptr_t)w.scale & 15) == 0);
 }
 
 static bool make_args(mr_args &a, struct qx_queue *q, const struct qx_op_moe *o)
@@ -571,10 +608,7 @@ static bool make_args(mr_args &a, struct qx_queue *q, const struct qx_op_moe *o)
     a.up_r = cut_of(o->experts.fmt, a.hidden, MR_WARPS, false);
     a.down_s = cut_of(o->s_down.fmt, a.s_inter, 4, true);
     a.down_r = cut_of(o->experts.fmt, a.inter, 1, true);
-    /* what these kernels have code for; other formats take the tiles of moe.cu */
-    if (a.up_s.tf != TF_BF16 || a.down_s.tf != TF_BF16 || a.up_r.tf != TF_NV || a.down_r.tf != TF_NV ||
-        a.inter % 128 || a.inter != a.s_inter || a.hidden % 32 ||
-        a.up_s.per * a.up_s.parts * 64 != a.up_s.bytes || a.up_r.per * a.up_r.parts * 64 != a.up_r.bytes) {
+    if (a.up_s.tf == TF_GEN || a.up_r.tf == TF_GEN || a.down_s.tf == TF_GEN || a.down_r.tf == TF_GEN) {
         return false;
     }
     a.parts_s = by_of(a.up_s.parts);
@@ -593,26 +627,26 @@ static bool make_args(mr_args &a, struct qx_queue *q, const struct qx_op_moe *o)
     return up_smem(m, 5) <= MR_SMEM_MAX && down_smem(m, grid, 5, true) <= MR_SMEM_MAX;
 }
 
-static int run_rows(struct qx_queue *q, const mr_args &a)
+template <bool FAST> static int run_rows(struct qx_queue *q, const mr_args &a)
 {
     /* one row: a ring of five steps, the columns in shared memory; both launches fit into a multiprocessor */
     const uint32_t ring = a.m_rows == 1 ? 5 : 3, grid = down_grid(q, a.hidden);
     const bool in = down_smem(a, grid, ring, true) <= MR_SMEM_MAX;
     const dim3 g1((unsigned)q->n_sm), g2(grid), block(MR_WARPS * 32);
     const uint32_t su = up_smem(a, ring), sd = down_smem(a, grid, ring, in);
-    const int r = ring == 5 ? launch(q, "moe", moe_rows_up<5>, g1, block, su, a)
-                            : launch(q, "moe", moe_rows_up<3>, g1, block, su, a);
+    const int r = ring == 5 ? launch(q, "moe", moe_rows_up<5, FAST>, g1, block, su, a)
+                            : launch(q, "moe", moe_rows_up<3, FAST>, g1, block, su, a);
     if (r) {
         return r;
     }
     if (ring == 5) {
-        return launch(q, "moe", moe_rows_down<5, true, false>, g2, block, sd, a);
+        return launch(q, "moe", moe_rows_down<5, FAST, true, false>, g2, block, sd, a);
     }
     if (in) {
-        return a.m_rows <= 4 ? launch(q, "moe", moe_rows_down<3, true, false>, g2, block, sd, a)
-                             : launch(q, "moe", moe_rows_down<3, true, true>, g2, block, sd, a);
+        return a.m_rows <= 4 ? launch(q, "moe", moe_rows_down<3, FAST, true, false>, g2, block, sd, a)
+                             : launch(q, "moe", moe_rows_down<3, FAST, true, true>, g2, block, sd, a);
     }
-    return launch(q, "moe", moe_rows_down<3, false, true>, g2, block, sd, a);
+    return launch(q, "moe", moe_rows_down<3, FAST, false, true>, g2, block, sd, a);
 }
 
 int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o)
@@ -630,6 +664,9 @@ int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o)
     a.s_vec = o->s_gate_vec;
     a.sg = (float *)q->ws;
     a.hs = q->ws + 256;
+    const bool fast = a.up_s.tf == TF_BF16 && a.down_s.tf == TF_BF16 && a.up_r.tf == TF_NV && a.inter % 128 == 0 &&
+                      a.s_inter % 128 == 0 && a.inter == a.s_inter && a.hidden % 32 == 0 &&
+                      a.up_s.per * a.up_s.parts * 64 == a.up_s.bytes && a.up_r.per * a.up_r.parts * 64 == a.up_r.bytes;
     for (uint32_t r = 0; r < o->n_rows; r += 8) {
         a.m_rows = o->n_rows - r < 8 ? o->n_rows - r : 8;
         a.m = o->m + (uint64_t)r * a.hidden;
@@ -637,7 +674,7 @@ int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o)
         a.weight = o->weight + (uint64_t)r * a.k;
         a.y = o->y + (uint64_t)r * a.hidden;
         a.early = r == 0 && q->routed.m == o->m && q->routed.at == q->n_launches;
-        const int e = run_rows(q, a);
+        const int e = fast ? run_rows<true>(q, a) : run_rows<false>(q, a);
         if (e) {
             return e;
         }

@@ -84,9 +84,10 @@ template <bool SHARED> __device__ __forceinline__ uint4 mr_b(const uint8_t *p)
 
 /* ---- asynchronous copies ---- */
 
-__device__ __forceinline__ void cp16(uint32_t dst, const void *src)
+__device__ __forceinline__ void cp16(uint32_t dst, const void *src, bool on)
 {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+    const uint32_t n = on ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(n) : "memory");
 }
 __device__ __forceinline__ void cp8(uint32_t dst, const void *src)
 {
@@ -114,20 +115,28 @@ __device__ __forceinline__ void mr_dec_nv(uint32_t w, uint32_t s, uint32_t (&p)[
     p[3] = mul_bf16x2(((v & 0x00f000f0u) * 0x0104u) & 0x81c081c0u, s);
 }
 
-/* Where the columns of a lane are and the step each begins at. */
+/* Where the columns of a lane are, the step each begins at, and for the formats whose scales are not in
+ * the ring the scale rows of the lane's two rows. */
 template <int NB> struct mr_side {
     const uint8_t *b[NB];
     uint32_t bs[NB];
+    const uint8_t *q[2];
+    uint32_t qs[2];
+    bool q_bf16[2];
 };
 
-/* NV: NVFP4, else BF16. */
-template <int NB, bool SHARED, bool NV>
-__device__ __forceinline__ void mr_step(float (&acc)[NB][4], const uint4 &a0, const uint4 &a1,
+__device__ __forceinline__ float mr_block_scale(const uint8_t *q, uint32_t i, bool bf16)
+{
+    return bf16 ? bf16_f(__ldg((const uint16_t *)q + i)) : __ldg((const float *)q + i);
+}
+
+template <int NB, bool SHARED>
+__device__ __forceinline__ void mr_step(float (&acc)[NB][4], uint8_t tf, const uint4 &a0, const uint4 &a1,
                                         uint32_t e0, uint32_t e1, const mr_side<NB> &x, uint32_t s, uint32_t lane)
 {
     const uint32_t t = lane & 3;
     const uint32_t lo[4] = {a0.x, a0.y, a0.z, a0.w}, hi[4] = {a1.x, a1.y, a1.z, a1.w};
-    if (NV) {
+    if (tf == TF_NV) {
         const float2 sl = e4m3x2_f((uint16_t)e0), sh = e4m3x2_f((uint16_t)e1);
         const uint32_t l[2] = {nv_scale(sl.x), nv_scale(sl.y)}, h[2] = {nv_scale(sh.x), nv_scale(sh.y)};
 #pragma unroll
@@ -142,7 +151,7 @@ __device__ __forceinline__ void mr_step(float (&acc)[NB][4], const uint4 &a0, co
                 mma_bf16(acc[n], p[2], r[2], p[3], r[3], b.z, b.w);
             }
         }
-    } else {
+    } else if (tf == TF_BF16) {
 #pragma unroll
         for (int n = 0; n < NB; ++n) {
             const uint32_t bs = x.bs[n] + s;
@@ -152,6 +161,38 @@ __device__ __forceinline__ void mr_step(float (&acc)[NB][4], const uint4 &a0, co
             mma_bf16(acc[n], __byte_perm(lo[1], lo[3], 0x5410), __byte_perm(hi[1], hi[3], 0x5410),
                      __byte_perm(lo[1], lo[3], 0x7632), __byte_perm(hi[1], hi[3], 0x7632), b.z, b.w);
         }
+    } else {
+        float part[NB][4] = {};
+        float s0 = 1.0f, s1 = 1.0f, m0 = 1.0f, m1 = 1.0f;
+        if (tf == TF_BLOCK) {
+            s0 = mr_block_scale(x.q[0], (x.qs[0] + s) / 2, x.q_bf16[0]);
+            s1 = mr_block_scale(x.q[1], (x.qs[1] + s) / 2, x.q_bf16[1]);
+        } else if (tf == TF_MX) {
+            m0 = e8m0_f(__ldg(x.q[0] + (x.qs[0] + s) * 2 + t / 2));
+            m1 = e8m0_f(__ldg(x.q[1] + (x.qs[1] + s) * 2 + t / 2));
+        }
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            uint32_t p[4], r[4];
+            dec_fp8(__byte_perm(lo[2 * j], lo[2 * j + 1], 0x5140), m0, p[0], p[1]);
+            dec_fp8(__byte_perm(lo[2 * j], lo[2 * j + 1], 0x7362), m0, p[2], p[3]);
+            dec_fp8(__byte_perm(hi[2 * j], hi[2 * j + 1], 0x5140), m1, r[0], r[1]);
+            dec_fp8(__byte_perm(hi[2 * j], hi[2 * j + 1], 0x7362), m1, r[2], r[3]);
+#pragma unroll
+            for (int n = 0; n < NB; ++n) {
+                const uint32_t bs = x.bs[n] + s;
+                const uint4 b = mr_b<SHARED>(x.b[n] + bs * 128 + (((2 * t + j) ^ ((2 * bs + (t >> 1)) & 3)) << 4));
+                mma_bf16(part[n], p[0], r[0], p[1], r[1], b.x, b.y);
+                mma_bf16(part[n], p[2], r[2], p[3], r[3], b.z, b.w);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < NB; ++n) {
+            acc[n][0] = fmaf(s0, part[n][0], acc[n][0]);
+            acc[n][1] = fmaf(s0, part[n][1], acc[n][1]);
+            acc[n][2] = fmaf(s1, part[n][2], acc[n][2]);
+            acc[n][3] = fmaf(s1, part[n][3], acc[n][3]);
+        }
     }
 }
 
@@ -160,11 +201,12 @@ __device__ __forceinline__ void mr_step(float (&acc)[NB][4], const uint4 &a0, co
 /* What a lane copies next: chunk t of rows g and g + 8, and lanes below 16 the scales of row `lane`. */
 struct mr_feed {
     const uint8_t *c[2], *s; /* s NULL: no scales */
+    int32_t left[2];         /* bytes of the row from the lane's chunk on; not kept with FAST */
     uint32_t n;              /* steps */
 };
 
-/* Each consumed step is one produced step, empty when the tasks are all in. */
-template <int R, class Job> struct mr_ring {
+/* Each consumed step is one produced step, empty when the tasks are all in. FAST: rows are whole steps. */
+template <int R, bool FAST, class Job> struct mr_ring {
     uint8_t *base;
     uint32_t rd, wr, next, n;
     mr_feed f;
@@ -177,10 +219,14 @@ template <int R, class Job> struct mr_ring {
         }
         if (f.n) {
             const uint32_t d = (uint32_t)__cvta_generic_to_shared(base) + wr * MR_STEP;
-            cp16(d + lane * 16, f.c[0]);
-            cp16(d + 512 + lane * 16, f.c[1]);
+            cp16(d + lane * 16, f.c[0], FAST || f.left[0] > 0);
+            cp16(d + 512 + lane * 16, f.c[1], FAST || f.left[1] > 0);
             f.c[0] += 64;
             f.c[1] += 64;
+            if (!FAST) {
+                f.left[0] -= 64;
+                f.left[1] -= 64;
+            }
             if (f.s) {
                 cp8(d + 1024 + lane * 8, f.s);
                 f.s += 8;
@@ -205,8 +251,8 @@ template <int R, class Job> struct mr_ring {
 };
 
 /* n steps of the ring. */
-template <int R, int NB, bool SHARED, bool NV, class Job>
-__device__ __forceinline__ void mr_run(float (&acc)[NB][4], mr_ring<R, Job> &ring, const Job &job,
+template <int R, bool FAST, int NB, bool SHARED, class Job>
+__device__ __forceinline__ void mr_run(float (&acc)[NB][4], mr_ring<R, FAST, Job> &ring, const Job &job, uint8_t tf,
                                        const mr_side<NB> &x, uint32_t n, uint32_t lane)
 {
 #pragma unroll 1
@@ -217,13 +263,13 @@ __device__ __forceinline__ void mr_run(float (&acc)[NB][4], mr_ring<R, Job> &rin
         ring.rd = ring.rd + 1 == R ? 0 : ring.rd + 1;
         const uint4 a0 = *(const uint4 *)(p + lane * 16), a1 = *(const uint4 *)(p + 512 + lane * 16);
         uint32_t e0 = 0, e1 = 0;
-        if (NV) {
+        if (tf == TF_NV) {
             e0 = *(const uint16_t *)(p + 1024 + lane * 2);
             e1 = *(const uint16_t *)(p + 1088 + lane * 2);
         }
         __syncwarp();
         ring.produce(job, lane);
-        mr_step<NB, SHARED, NV>(acc, a0, a1, e0, e1, x, s, lane);
+        mr_step<NB, SHARED>(acc, tf, a0, a1, e0, e1, x, s, lane);
     }
 }
 
@@ -236,6 +282,13 @@ __device__ __forceinline__ void mr_fill(mr_mat &m, const struct qx_weight &w)
     m.factor = w.fmt == QX_W_NVFP4 ? w.global * 0x1p26f : w.fmt == QX_W_FP8 ? w.global : 1.0f;
     m.row0 = w.row0;
     m.scale_bf16 = w.scale_bf16;
+}
+
+/* The scale row of formats whose scales do not go through the ring. */
+__device__ __forceinline__ const uint8_t *mr_scale_row(const mr_mat &m, const mr_cut &c, uint32_t r)
+{
+    return m.scale + (c.tf == TF_BLOCK ? (uint64_t)((m.row0 + r) / 128) * ((c.k + 127) / 128) * (m.scale_bf16 ? 2 : 4)
+                                       : (uint64_t)r * (c.k / 32));
 }
 
 /* The experts a step picked, each once, in the order of their first row, and the rows' columns. All threads;
