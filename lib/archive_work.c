@@ -1,5 +1,6 @@
 /* archive_work.c: see archive_impl.h. */
 #include "archive_impl.h"
+#include "num.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -214,8 +215,9 @@ int qx_ar_space(const struct qx_ar_work *w, struct qx_error *err)
         need -= there < need ? there : need;
     }
     if (need > have) {
-        return qx_fail(err, QX_E_NOSPACE, "no-space",
-                       "the output may need %" PRIu64 " bytes more, %" PRIu64 " are free", need, have);
+        char n[32], h[32];
+        return qx_fail(err, QX_E_NOSPACE, "no-space", "the output may need %s more, %s are free",
+                       qx_size_text(need, n), qx_size_text(have, h));
     }
     return 0;
 }

@@ -10,6 +10,7 @@
 #include "codes.h"
 #include "file_map.h"
 #include "file_out.h"
+#include "num.h"
 #include "out_dir.h"
 #include "pool.h"
 #include "repack_job.h"
@@ -492,8 +493,9 @@ static int space(struct run *x, struct qx_error *err)
     bool copies_holes = !(r->table.changed && r->table.convert);
     need -= copies_holes ? (sparse < need ? sparse : need) : 0;
     if (need > have) {
-        return qx_fail(err, QX_E_NOSPACE, "no-space",
-                       "the output needs %" PRIu64 " bytes more, %" PRIu64 " are free", need, have);
+        char n[32], h[32];
+        return qx_fail(err, QX_E_NOSPACE, "no-space", "the output needs %s more, %s are free", qx_size_text(need, n),
+                       qx_size_text(have, h));
     }
     return 0;
 }
