@@ -5,9 +5,61 @@
 #include <stdio.h>
 #include <string.h>
 
+/* The same rows among sixteen, the others idle, from the same states: must leave the same bits. */
+static void among_more(struct kern_ctx *c, const struct qx_op_gdn *a, const struct kern_run *runs, unsigned n,
+                       uint32_t slots, float *conv, float *s)
+{
+    struct kern_run more[22];
+    unsigned m = n;
+    memcpy(more, runs, n * sizeof *runs);
+    for (uint32_t r = a->step->n_rows; r < 16; ++r) {
+        more[m++] = (struct kern_run){-1, 0, 0, -1, 0};
+    }
+    struct qx_op_gdn b = *a;
+    b.step = kern_step(c, more, m, 100, NULL);
+    float *in = malloc((size_t)16 * a->in_stride * 4);
+    if (!in) {
+        abort();
+    }
+    memset(in, 0, (size_t)16 * a->in_stride * 4);
+    kern_fetch(c, in, a->in, (size_t)a->step->n_rows * a->in_stride * 4);
+    b.in = kern_put(c, in, (size_t)16 * a->in_stride * 4);
+    free(in);
+    b.conv_state = conv;
+    b.s = s;
+    b.out = kern_new(c, (size_t)16 * a->v_heads * 128 * 4);
+    b.scratch = kern_new(c, (size_t)16 * (a->in_stride + 2) * 4);
+    size_t row = (size_t)a->v_heads * 128, r = 0;
+    for (unsigned i = 0; i < n; ++i) {
+        size_t len = runs[i].len < 0 ? 1 : (size_t)runs[i].len;
+        if (runs[i].len > 0) {
+            if (i == 0 || r == 0) {
+                KERN_SAME(c, gdn, a->out + r * row, b.out + r * row, len * row * 4, b);
+            } else {
+                kern_same(c, a->out + r * row, b.out + r * row, len * row * 4);
+            }
+        }
+        r += len;
+    }
+    kern_same(c, a->s, b.s, slots * a->s_slot_stride * 4);
+    kern_same(c, a->conv_state, b.conv_state, slots * a->conv_slot_stride * 4);
+}
+
+static float *copy_of(struct kern_ctx *c, const float *p, size_t n)
+{
+    float *h = malloc(n * 4);
+    if (!h) {
+        abort();
+    }
+    kern_fetch(c, h, p, n * 4);
+    float *d = kern_put(c, h, n * 4);
+    free(h);
+    return d;
+}
+
 static void gdn(struct kern_ctx *c, int v)
 {
-    static const struct { uint32_t kh, vh; unsigned n; struct kern_run runs[6]; bool prompt; } t[] = {
+    static const struct { uint32_t kh, vh; unsigned n; struct kern_run runs[8]; bool prompt; } t[] = {
         {2, 4, 1, {{1, 0, 0, -1, 3}}},
         {1, 3, 1, {{1, 9, 0, 0, 1}}},
         {16, 48, 1, {{1, 9, 0, 0, 1}}},
@@ -35,7 +87,19 @@ static void gdn(struct kern_ctx *c, int v)
         {16, 48, 1, {{1, 9, 0, 0, 1}}},
         {16, 48, 4, {{1, 9, 0, 0, 1}, {1, 9, 1, 1, 1}, {1, 9, 2, 2, 1}, {1, 9, 3, 3, 1}}},
         {16, 48, 1, {{4, 9, 0, 0, 2}}},
+        {16, 48, 1, {{2, 9, 0, 0, 2}}},
+        {16, 48, 2, {{1, 9, 0, 0, 1}, {1, 9, 1, 1, 1}}},
+        {16, 48, 8, {{1, 9, 0, 0, 1}, {1, 9, 1, 1, 1}, {1, 9, 2, 2, 1}, {1, 9, 3, 3, 1},
+                     {1, 9, 4, 4, 1}, {1, 9, 5, 5, 1}, {1, 9, 6, 6, 1}, {1, 9, 7, 7, 1}}},
+        /* up to eight rows: in place, to own slots, without a state, more heads than multiprocessors, odd groups */
+        {16, 48, 8, {{1, 9, 0, 0, 1}, {1, 9, 1, 1, 1}, {1, 9, 2, 2, 3}, {1, 9, 3, 3, 1},
+                     {1, 9, 4, -1, 1}, {1, 9, 5, 5, 1}, {-1, 0, 0, 0, 0}, {1, 9, 6, 6, 1}}},
+        {16, 48, 2, {{4, 9, 0, 0, 2}, {4, 0, 1, -1, 2}}},
+        {3, 3, 3, {{2, 9, 0, 0, 1}, {5, 9, 1, 1, 1}, {1, 0, 2, -1, 3}}},
+        {5, 20, 3, {{3, 9, 0, 0, 1}, {-1, 0, 0, 0, 0}, {4, 9, 1, 1, 1}}},
+        {16, 48, 1, {{8, 9, 0, 0, 2}}},
     };
+    enum { LAYERS = 8 };
     uint32_t kh = t[v].kh, vh = t[v].vh, ch = 2 * kh * 128 + vh * 128, width = ch + vh * 128 + 2 * vh, slots;
     struct qx_step *s = kern_step(c, t[v].runs, t[v].n, 100, &slots);
     uint32_t n = s->n_rows;
@@ -54,7 +118,7 @@ static void gdn(struct kern_ctx *c, int v)
     a.scratch = kern_new(c, (size_t)n * (ch + 2 * vh) * 4);
     /* rows of idle runs hold whatever: compare per run only where rows are not idle */
     uint32_t r = 0;
-    static char names[6][8];
+    static char names[8][8];
     for (unsigned i = 0; i < t[v].n; ++i) {
         int len = t[v].runs[i].len;
         snprintf(names[i], sizeof names[i], "out%u", i);
@@ -67,7 +131,29 @@ static void gdn(struct kern_ctx *c, int v)
     kern_out(c, "s", 'f', a.s, slots * a.s_slot_stride, 0);
     kern_shape(c, "%u rows in %u runs, heads %u/%u%s", n, t[v].n, kh, vh, t[v].prompt ? ", prompt" : "");
     c->bytes = (uint64_t)n * (width + vh * 128) * 4 + 2ull * t[v].n * vh * 128 * 128 * 4;
+    if (c->repeats && n <= 8) { /* timed as a step has them, layer after layer */
+        struct qx_op_gdn l[LAYERS];
+        for (int i = 0; i < LAYERS; ++i) {
+            l[i] = a;
+            if (i) {
+                l[i].conv_state = kern_f32(c, slots * a.conv_slot_stride, 1.0f);
+                l[i].s = kern_f32(c, slots * a.s_slot_stride, 0.3f);
+            }
+        }
+        kern_begin(c);
+        for (unsigned i = 0; i < c->repeats && !c->rc; ++i) {
+            c->rc = c->be->ops->gdn(c->q, &l[i % LAYERS]);
+        }
+        kern_end(c);
+        return;
+    }
+    const bool check = !c->repeats && !t[v].prompt && n <= 8;
+    float *conv = check ? copy_of(c, a.conv_state, slots * a.conv_slot_stride) : NULL;
+    float *state = check ? copy_of(c, a.s, slots * a.s_slot_stride) : NULL;
     KERN_RUN(c, gdn, a);
+    if (check) {
+        among_more(c, &a, t[v].runs, t[v].n, slots, conv, state);
+    }
     const struct kern_run *first = &t[v].runs[0];
     if (!t[v].prompt && (t[v].n > 1 || first->len > 1) && first->len > 0 && first->out != 1) {
         /* the first run alone: its rows, then without its last */
@@ -84,5 +170,6 @@ static void gdn(struct kern_ctx *c, int v)
 #define B(i) {"gdn", "gdn", gdn, i, true}
 const struct kern_case kern_cases_gdn[] = {G(0), G(1), G(2), G(3), G(4), G(5), G(6), G(7), G(8), G(9), G(10), G(11),
                                            G(12), G(13), G(14), G(15), G(16), G(17), G(18), G(19), G(20),
-                                           B(21), B(22), B(23), B(24),
+                                           B(21), B(22), B(23), B(24), B(25), B(26), B(27),
+                                           G(28), G(29), G(30), G(31), G(32),
                                            {0, 0, 0, 0, 0}};

@@ -244,6 +244,100 @@ static void attend(struct kern_ctx *c, int v)
     }
 }
 
+/* The three ops one after the other, as a step has them, must leave the bits that they leave with a wait between. */
+static void chain(struct kern_ctx *c, int v)
+{
+    static const struct { uint32_t heads, kvh, budget; unsigned n; struct kern_run runs[8]; uint32_t seqs, pages, real; } t[] = {
+        {24, 2, 512, 1, {{1, 2600, 0, -1, 0}}, 1, 48, 0},
+        {24, 2, 512, 1, {{4, 4101, 0, -1, 0}}, 1, 72, 0},
+        {24, 2, 512, 3, {{3, 3001, 0, -1, 0}, {-1, 0, 0, -1, 0}, {2, 77, 1, -1, 0}}, 2, 60, 0},
+        {6, 1, 64, 2, {{1, 299, 0, -1, 0}, {7, 1022, 1, -1, 0}}, 2, 20, 0},
+        {24, 2, 512, 1, {{2, 34010, 0, -1, 0}}, 1, 540, 40},
+        {24, 2, 512, 8, {{1, 3000, 0, -1, 0}, {1, 2999, 1, -1, 0}, {1, 40, 2, -1, 0}, {1, 2047, 3, -1, 0},
+                         {1, 2048, 4, -1, 0}, {1, 2051, 5, -1, 0}, {1, 0, 6, -1, 0}, {1, 3003, 7, -1, 0}}, 8, 48, 0},
+        {24, 2, 512, 1, {{1, 4095, 0, -1, 0}}, 1, 65, 0}, /* timed from here on */
+        {24, 2, 512, 1, {{1, 32767, 0, -1, 0}}, 1, 513, 200},
+        {24, 2, 512, 1, {{1, 131071, 0, -1, 0}}, 1, 2049, 200},
+        {24, 2, 512, 1, {{4, 4092, 0, -1, 0}}, 1, 65, 0},
+        {24, 2, 512, 8, {{1, 4095, 0, -1, 0}, {1, 4095, 1, -1, 0}, {1, 4095, 2, -1, 0}, {1, 4095, 3, -1, 0},
+                         {1, 4095, 4, -1, 0}, {1, 4095, 5, -1, 0}, {1, 4095, 6, -1, 0}, {1, 4095, 7, -1, 0}}, 8, 65, 0},
+    };
+    uint32_t nh = t[v].heads, kvh = t[v].kvh, D = 256, ih = 4, id = 128, budget = t[v].budget, page = 64;
+    uint32_t width = nh * 2 * D + 2 * kvh * D + (ih + 1) * id;
+    struct qx_step *s = kern_step(c, t[v].runs, t[v].n, 100, NULL);
+    uint32_t n = s->n_rows, pages = t[v].real ? t[v].real : t[v].pages, cap = t[v].pages * page / 4;
+    struct caches k = make_kv(c, t[v].seqs, pages, page, kvh, D, id, 4, true, false);
+    if (t[v].real) { /* a long context in few pages, the last of which is written */
+        int32_t *tab = malloc(t[v].pages * 4);
+        for (uint32_t i = 0; i < t[v].pages; ++i) {
+            tab[i] = (int32_t)(i + 2 < t[v].pages ? i % (pages - 2) : pages - t[v].pages + i);
+        }
+        k.kv.page_table = kern_put(c, tab, t[v].pages * 4);
+        k.kv.max_pages = t[v].pages;
+        free(tab);
+    }
+    float fr[32];
+    for (int i = 0; i < 32; ++i) {
+        fr[i] = (float)pow(1e7, -2.0 * i / 64.0);
+    }
+    struct qx_op_qsa_prepare p = {.step = s, .n_heads = nh, .n_kv_heads = kvh, .head_dim = D, .i_heads = ih, .i_dim = id,
+                                  .ratio = 4, .in_stride = width, .eps = 1e-6f, .kv = k.kv};
+    p.in = kern_f32(c, (size_t)n * width, 1.5f);
+    p.q_norm = kern_f32(c, D, 0.3f);
+    p.k_norm = kern_f32(c, D, 0.3f);
+    p.iq_norm = kern_f32(c, id, 0.3f);
+    p.ik_norm = kern_f32(c, id, 0.3f);
+    p.rope = (struct qx_rope){.freq = kern_put(c, fr, sizeof fr), .rotary_dim = 64, .scale = 1.0f};
+    size_t on = (size_t)n * nh * D, bn = (size_t)n * budget;
+    p.q = kern_const(c, on, 0.0f);
+    p.iq = kern_const(c, (size_t)n * ih * id, 0.0f);
+    int32_t *zero = calloc(bn, 4), *block[2], *nb[2];
+    float *o[2];
+    for (int i = 0; i < 2; ++i) {
+        block[i] = kern_put(c, zero, bn * 4);
+        nb[i] = kern_put(c, zero, n * 4);
+        o[i] = kern_const(c, on, 0.0f);
+    }
+    free(zero);
+    kern_out(c, "n_block", 'i', nb[0], n, 0);
+    kern_shape(c, "%u rows to position %d, heads %u/%u", n, t[v].runs[0].pos0 + t[v].runs[0].len - 1, nh, kvh);
+    struct qx_op_qsa_select e = {.step = s, .i_heads = ih, .i_dim = id, .ratio = 4, .budget_blocks = budget, .iq = p.iq,
+                                 .kv = k.kv, .max_blocks = cap, .scores = kern_new(c, (size_t)n * cap * 4)};
+    struct qx_op_qsa_attend a = {.step = s, .n_heads = nh, .n_kv_heads = kvh, .head_dim = D, .ratio = 4,
+                                 .budget_blocks = budget, .q = p.q, .in = p.in, .in_stride = width, .kv = k.kv,
+                                 .act_bf16 = true};
+    a.scratch = kern_new(c, (size_t)n * nh * (D + 2) * QX_ATTEND_SPLITS * 4);
+    const struct qx_ops *ops = c->be->ops;
+    kern_begin(c);
+    for (int i = 0; i < (c->repeats ? 1 : 2) && !c->rc; ++i) {
+        e.block = block[i];
+        e.n_block = nb[i];
+        a.block = block[i];
+        a.n_block = nb[i];
+        a.o = o[i];
+        for (unsigned j = 0; j < (c->repeats ? c->repeats : 1) && !c->rc; ++j) {
+            c->rc = ops->qsa_prepare(c->q, &p);
+            c->rc = c->rc ? c->rc : i == 0 ? 0 : c->be->wait(c->q, &c->err);
+            c->rc = c->rc ? c->rc : ops->qsa_select(c->q, &e);
+            c->rc = c->rc ? c->rc : i == 0 ? 0 : c->be->wait(c->q, &c->err);
+            c->rc = c->rc ? c->rc : ops->qsa_attend(c->q, &a);
+        }
+    }
+    kern_end(c);
+    if (!c->repeats) {
+        uint32_t r = 0;
+        for (unsigned i = 0; i < t[v].n; ++i) {
+            uint32_t len = t[v].runs[i].len < 0 ? 1 : (uint32_t)t[v].runs[i].len;
+            if (t[v].runs[i].len > 0) {
+                kern_same(c, block[0] + (size_t)r * budget, block[1] + (size_t)r * budget, (size_t)len * budget * 4);
+                kern_same(c, o[0] + (size_t)r * nh * D, o[1] + (size_t)r * nh * D, (size_t)len * nh * D * 4);
+            }
+            r += len;
+        }
+    }
+}
+
+#define C(i, ...) {"qsa_attend", "chain", chain, i, __VA_ARGS__}
 #define P(i, ...) {"qsa_prepare", "prepare", prepare, i, __VA_ARGS__}
 #define S(i, ...) {"qsa_select", "select", select_, i, __VA_ARGS__}
 #define A(i, ...) {"qsa_attend", "attend", attend, i, __VA_ARGS__}
@@ -253,4 +347,5 @@ const struct kern_case kern_cases_qsa[] = {
     S(13, 0), S(14, 0), S(15, 0), S(16, 0), S(17, 1), S(18, 1), S(19, 1), S(20, 1), S(21, 1), S(22, 1),
     A(0, 0), A(1, 0), A(2, 0), A(3, 0), A(4, 0), A(5, 0), A(6, 0), A(7, 0), A(8, 0), A(9, 0), A(10, 0), A(11, 0), A(12, 0),
     A(13, 0), A(14, 0), A(15, 0), A(16, 0), A(17, 0), A(18, 0), A(19, 1), A(20, 1), A(21, 1), A(22, 1),
+    C(0, 0), C(1, 0), C(2, 0), C(3, 0), C(4, 0), C(5, 0), C(6, 1), C(7, 1), C(8, 1), C(9, 1), C(10, 1),
     {0, 0, 0, 0, 0}};
