@@ -105,6 +105,12 @@ static const struct table_col cols[] = {{"what", false, false},     {"streams", 
                                         {"GB/step", true, false},   {"floor", true, false},   {"experts", true, false},
                                         {"nodes", true, false}};
 
+static const char *rate_text(double bytes_s, char out[32])
+{
+    snprintf(out, 32, bytes_s >= 1e11 ? "%.2f TB/s" : "%.1f GB/s", bytes_s * (bytes_s >= 1e11 ? 1e-12 : 1e-9));
+    return out;
+}
+
 static void emit(struct job *j, const struct qx_bench_row *r)
 {
     bool prefill = r->prompt != 0;
@@ -449,8 +455,9 @@ int main(int argc, char **argv)
         rc = rows(&j, &err);
         if (!j.ui.json && !o.csv && !o.has_shared) {
             table_print(&j.t, &j.ui, 0);
-            ui_note(&j.ui, "%s, %s; copies reach %.2f TB/s (read and write), the floor takes %.2f TB/s", j.device,
-                    j.layout, j.bandwidth * 1e-12, j.floor_bandwidth * 1e-12);
+            char reach[32], takes[32];
+            ui_note(&j.ui, "%s, %s; copies reach %s (read and write), the floor takes %s", j.device, j.layout,
+                    rate_text(j.bandwidth, reach), rate_text(j.floor_bandwidth, takes));
         }
         table_fini(&j.t);
         rc = rc || !o.kernels ? rc : kernels(&j, &err);
