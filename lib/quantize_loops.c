@@ -303,7 +303,7 @@ struct blocks {
 static inline void load_f32(const float *x, struct blocks *b)
 {
     turn(x, b->m);
-    b->amax = b->m[0] - b->m[0];
+    b->amax = b->m[0] - b->m[0]; /* zeros of the vector type. NOLINT(misc-redundant-expression) */
     b->sign[0] = b->sign[1] = (vi){0};
     for (int k = 0; k < 16; k++) {
         int at = 4 * (k % 8);
@@ -431,7 +431,7 @@ struct group {
 static inline void plain_choice(struct group *g, float global, bool search)
 {
     const vf *m = g->in.m;
-    g->st.sum_sq = m[0] - m[0];
+    g->st.sum_sq = m[0] - m[0]; /* as above. NOLINT(misc-redundant-expression) */
     for (int k = 0; k < 16; k++) {
         g->st.sum_sq += m[k] * m[k];
     }
