@@ -92,9 +92,7 @@ static void same_bits(struct kern_ctx *c, int v)
     kern_out(c, "bits that differ", 'i', kern_put(c, &bad, 4), 1, 0);
 }
 
-/* Times what `enqueue` does with i = 0 .. repeats - 1, recorded as a graph where the backend has them, as a
- * step of the model is. */
-static void bench_chain(struct kern_ctx *c, int (*enqueue)(struct kern_ctx *c, unsigned i, void *user), void *user)
+void kern_chain(struct kern_ctx *c, int (*enqueue)(struct kern_ctx *c, unsigned i, void *user), void *user)
 {
     void *g = NULL;
     uint64_t nodes;
@@ -120,8 +118,7 @@ static void bench_chain(struct kern_ctx *c, int (*enqueue)(struct kern_ctx *c, u
     c->be->graph_destroy(c->be, g);
 }
 
-/* A matrix as large as those of the released model, from a few random megabytes. */
-static struct qx_weight large_weight(struct kern_ctx *c, uint8_t fmt, uint32_t rows, uint32_t cols)
+struct qx_weight kern_large_weight(struct kern_ctx *c, uint8_t fmt, uint32_t rows, uint32_t cols)
 {
     uint32_t few = rows < 1024 ? rows : 1024;
     struct qx_weight one = kern_weight(c, fmt, few, cols, 0), w = one;
@@ -173,14 +170,14 @@ static void bench_linear(struct kern_ctx *c, int v)
     uint8_t f = formats[v % 8];
     struct chain x = {.n = s[2]};
     for (uint32_t i = 0; i < s[2]; ++i) {
-        x.w[i] = large_weight(c, f, s[0], s[1]);
+        x.w[i] = kern_large_weight(c, f, s[0], s[1]);
     }
     x.lin = (struct qx_op_linear){.n_rows = m, .n_weights = 1, .act_bf16 = true, .x_stride = s[1], .y_stride = s[0]};
     x.lin.x = kern_f32(c, (size_t)m * s[1], 1.0f);
     x.lin.y = kern_new(c, (size_t)m * s[0] * 4);
     kern_shape(c, "%u x %s [%u, %u]", m, kern_fmt_name(f), s[0], s[1]);
     c->bytes = kern_weight_bytes(&x.w[0]);
-    bench_chain(c, chain_linear, &x);
+    kern_chain(c, chain_linear, &x);
 }
 
 /* Odd widths and odd addresses take the slow path. */
@@ -244,15 +241,15 @@ static void bench_hc(struct kern_ctx *c, int v)
         a[i].inj_in = i ? a[i - 1].inj_out : kern_f32(c, (size_t)n * C, 1.0f);
         a[i].inj_out = kern_new(c, (size_t)n * C * 4);
         a[i].norm = kern_f32(c, (size_t)C * H, 0.2f);
-        a[i].down = large_weight(c, f, R, C * H);
-        a[i].up = large_weight(c, f, C * H, R);
+        a[i].down = kern_large_weight(c, f, R, C * H);
+        a[i].up = kern_large_weight(c, f, C * H, R);
         a[i].inject = kern_weight(c, QX_W_BF16, C, C * H, 0);
         a[i].m = i ? a[0].m : kern_new(c, (size_t)n * H * 4);
         a[i].scratch = i ? a[0].scratch : kern_new(c, (size_t)n * (C * H + R) * 4);
     }
     kern_shape(c, "%u rows, %u x %u, rank %u, %s", n, C, H, R, kern_fmt_name(f));
     c->bytes = kern_weight_bytes(&a[0].down) + kern_weight_bytes(&a[0].up) + kern_weight_bytes(&a[0].inject);
-    bench_chain(c, chain_hc, &ch);
+    kern_chain(c, chain_hc, &ch);
 }
 
 /* The same for a mixer: bits of m, x and inj. variant: format + 8 * shape */

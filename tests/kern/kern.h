@@ -12,7 +12,7 @@
 
 #include <stdlib.h>
 
-enum { KERN_GUARD = 256, KERN_MAX_BUFS = 200, KERN_MAX_OUTS = 12 };
+enum { KERN_GUARD = 256, KERN_MAX_BUFS = 240, KERN_MAX_OUTS = 12 };
 
 struct kern_out {
     const char *name;
@@ -48,7 +48,7 @@ struct kern_case {
     int variant;
     bool bench;       /* too large for checking; only timed */
 };
-extern const struct kern_case kern_cases_matmul[], kern_cases_rows[], kern_cases_gdn[], kern_cases_qsa[],
+extern const struct kern_case kern_cases_matmul[], kern_cases_moe[], kern_cases_rows[], kern_cases_gdn[], kern_cases_qsa[],
     kern_cases_ple[], kern_cases_sample[],
     kern_cases_draft[];
 
@@ -68,6 +68,8 @@ void kern_fetch(struct kern_ctx *c, void *dst, const void *dev, size_t n);
 /* A random stored matrix of a format. kind: 0 ordinary, 1 every code (no NaN), 2 with zero scales, 3 a NaN
  * code or scale in row 1. */
 struct qx_weight kern_weight(struct kern_ctx *c, uint8_t fmt, uint32_t rows, uint32_t cols, int kind);
+/* A matrix as large as those of the released model, from a few random megabytes. */
+struct qx_weight kern_large_weight(struct kern_ctx *c, uint8_t fmt, uint32_t rows, uint32_t cols);
 const char *kern_fmt_name(uint8_t fmt);
 uint64_t kern_weight_bytes(const struct qx_weight *w);
 
@@ -101,6 +103,9 @@ struct qx_step *kern_step(struct kern_ctx *c, const struct kern_run *runs, unsig
         }                                                                             \
     } while (0)
 void kern_same(struct kern_ctx *c, const void *a, const void *b, size_t n);
+/* Times what `enqueue` does with i = 0 .. repeats - 1, recorded as a graph where the backend has them, as a
+ * step of the model is. */
+void kern_chain(struct kern_ctx *c, int (*enqueue)(struct kern_ctx *c, unsigned i, void *user), void *user);
 void kern_begin(struct kern_ctx *c);
 void kern_end(struct kern_ctx *c);
 

@@ -415,7 +415,7 @@ static const char *differs(const struct kern_out *a, const struct kern_out *b, d
 
 /* ---- running cases ------------------------------------------------------------------------ */
 
-static const struct kern_case *const suites[] = {kern_cases_rows, kern_cases_matmul, kern_cases_gdn,
+static const struct kern_case *const suites[] = {kern_cases_rows, kern_cases_matmul, kern_cases_moe, kern_cases_gdn,
                                                  kern_cases_qsa, kern_cases_ple, kern_cases_sample,
                                                  kern_cases_draft};
 
