@@ -17,13 +17,10 @@ extern "C" {
 #include "backend.h"
 #include "ops.h"
 
-/* Tickets: counters that are zero between kernels (the last block of a kernel resets its own). Behind them lie
- * those of the step program, on lines of their own. */
+/* Tickets: counters that are zero between kernels (the last block of a kernel resets its own). */
 #define QX_N_TICKETS 16384
-#define QX_ALL_TICKETS (QX_N_TICKETS + 64)
 
 struct qx_cuda; /* the backend, cuda_backend.cu */
-struct step_pending; /* step.cu */
 
 struct qx_queue {
     struct qx_backend *be;
@@ -38,10 +35,8 @@ struct qx_queue {
     bool by_registers;      /* launch_alone: how the last such kernel keeps a multiprocessor to itself */
     struct qx_error first;  /* the first failure since the last wait */
     uint8_t *ws;            /* workspace of ops, WS_BYTES */
-    unsigned *tickets;      /* QX_ALL_TICKETS zeros */
-    uint64_t n_launches;    /* with what waits in the program */
-    struct step_pending *step; /* the ops of the next step program */
-    bool step_pending;      /* there are any */
+    unsigned *tickets;      /* QX_N_TICKETS zeros */
+    uint64_t n_launches;
     struct {
         uint64_t at;        /* n_launches right after a router that lets others start only after its wait */
         const float *m;     /* its input, complete by then */
@@ -53,11 +48,6 @@ struct qx_queue {
 int qx_queue_fail(struct qx_queue *q, cudaError_t e, const char *what);
 int qx_queue_refuse(struct qx_queue *q, const char *op, const char *why);
 
-/* The pending program (step.cu) goes before whatever else is put on the stream. */
-int step_flush(struct qx_queue *q);
-int step_new(struct qx_queue *q);
-void step_free(struct qx_queue *q);
-
 /* ---- launching ------------------------------------------------------------------------------ */
 
 template <class... P, class... A>
@@ -66,10 +56,6 @@ static int launch_cluster(struct qx_queue *q, const char *name, void (*kernel)(P
 {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) {
         return 0;
-    }
-    const int flushed = step_flush(q);
-    if (flushed) {
-        return flushed;
     }
     cudaSetDevice(q->device);
     if (smem > (size_t)q->smem_max) {

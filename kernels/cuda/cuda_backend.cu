@@ -80,15 +80,6 @@ int qx_queue_refuse(struct qx_queue *q, const char *op, const char *why)
         }                                               \
     } while (0)
 
-/* Before anything else goes to the stream. */
-#define Q_FLUSH(q)                                      \
-    do {                                                \
-        const int r_ = step_flush(q);                   \
-        if (r_) {                                       \
-            return r_;                                  \
-        }                                               \
-    } while (0)
-
 /* ---- memory --------------------------------------------------------------------------------- */
 
 static int cu_info(struct qx_backend *be, struct qx_device_info *out, struct qx_error *err)
@@ -185,13 +176,11 @@ static void cu_queue_destroy(struct qx_queue *q)
     }
     cudaSetDevice(q->device);
     if (q->stream) {
-        step_flush(q);
         cudaStreamSynchronize(q->stream);
         cudaStreamDestroy(q->stream);
     }
     cudaFree(q->ws);
     cudaFree(q->tickets);
-    step_free(q);
     delete q;
 }
 
@@ -200,10 +189,6 @@ static int cu_queue_create(struct qx_backend *be, struct qx_queue **out, struct 
     *out = NULL;
     struct qx_queue *q = new (std::nothrow) qx_queue();
     if (!q) {
-        return qx_fail_nomem(err);
-    }
-    if (step_new(q)) {
-        delete q;
         return qx_fail_nomem(err);
     }
     q->be = be;
@@ -219,7 +204,7 @@ static int cu_queue_create(struct qx_backend *be, struct qx_queue **out, struct 
         e = cudaMalloc((void **)&q->ws, QX_WS_BYTES);
     }
     if (e == cudaSuccess) {
-        e = cudaMalloc((void **)&q->tickets, QX_ALL_TICKETS * sizeof(unsigned));
+        e = cudaMalloc((void **)&q->tickets, QX_N_TICKETS * sizeof(unsigned));
     }
     if (e == cudaSuccess) {
         probe_kernel<<<1, 1, 0, q->stream>>>(q->tickets);
@@ -233,7 +218,7 @@ static int cu_queue_create(struct qx_backend *be, struct qx_queue **out, struct 
         q->has_wgmma = ((struct qx_cuda *)be)->has_wgmma = features == 1;
     }
     if (e == cudaSuccess) {
-        e = cudaMemset(q->tickets, 0, QX_ALL_TICKETS * sizeof(unsigned));
+        e = cudaMemset(q->tickets, 0, QX_N_TICKETS * sizeof(unsigned));
     }
     if (e != cudaSuccess) {
         cudaGetLastError();
@@ -246,7 +231,6 @@ static int cu_queue_create(struct qx_backend *be, struct qx_queue **out, struct 
 
 static void cu_queue_limit(struct qx_queue *q, uint32_t capability)
 {
-    step_flush(q);
     const int most = capability >= 120 ? 99 * 1024 : 227 * 1024;
     q->capability = (int)capability;
     q->has_wgmma = false;
@@ -256,28 +240,24 @@ static void cu_queue_limit(struct qx_queue *q, uint32_t capability)
 static int cu_upload(struct qx_queue *q, void *dst, const void *src, size_t n)
 {
     cudaSetDevice(q->device);
-    Q_FLUSH(q);
     Q_TRY(q, cudaMemcpyAsync(dst, src, n, cudaMemcpyHostToDevice, q->stream));
     return 0;
 }
 static int cu_download(struct qx_queue *q, void *dst, const void *src, size_t n)
 {
     cudaSetDevice(q->device);
-    Q_FLUSH(q);
     Q_TRY(q, cudaMemcpyAsync(dst, src, n, cudaMemcpyDeviceToHost, q->stream));
     return 0;
 }
 static int cu_copy(struct qx_queue *q, void *dst, const void *src, size_t n)
 {
     cudaSetDevice(q->device);
-    Q_FLUSH(q);
     Q_TRY(q, cudaMemcpyAsync(dst, src, n, cudaMemcpyDeviceToDevice, q->stream));
     return 0;
 }
 static int cu_fill(struct qx_queue *q, void *dst, int byte, size_t n)
 {
     cudaSetDevice(q->device);
-    Q_FLUSH(q);
     Q_TRY(q, cudaMemsetAsync(dst, byte, n, q->stream));
     return 0;
 }
@@ -296,7 +276,6 @@ static int cu_queue_error(struct qx_queue *q, struct qx_error *err)
 static int cu_wait(struct qx_queue *q, struct qx_error *err)
 {
     ++q->be->n_waits;
-    step_flush(q); /* a failure is the queue's */
     cudaSetDevice(q->device);
     cudaError_t e = cudaStreamSynchronize(q->stream);
     if (e != cudaSuccess) {
@@ -311,7 +290,6 @@ static int cu_wait(struct qx_queue *q, struct qx_error *err)
 
 static int cu_graph_begin(struct qx_queue *q, struct qx_error *err)
 {
-    step_flush(q);
     cudaSetDevice(q->device);
     cudaError_t e = cudaStreamBeginCapture(q->stream, cudaStreamCaptureModeThreadLocal);
     if (e != cudaSuccess) {
@@ -324,7 +302,6 @@ static int cu_graph_begin(struct qx_queue *q, struct qx_error *err)
 static int cu_graph_end(struct qx_queue *q, void **graph, uint64_t *n_nodes, struct qx_error *err)
 {
     *graph = NULL;
-    step_flush(q);
     cudaSetDevice(q->device);
     cudaGraph_t g = NULL;
     q->capturing = false;
@@ -357,7 +334,6 @@ static int cu_graph_end(struct qx_queue *q, void **graph, uint64_t *n_nodes, str
 static int cu_graph_launch(struct qx_queue *q, void *graph)
 {
     cudaSetDevice(q->device);
-    Q_FLUSH(q);
     Q_TRY(q, cudaGraphLaunch((cudaGraphExec_t)graph, q->stream));
     return 0;
 }
@@ -439,7 +415,7 @@ extern "C" int qx_backend_cuda_create(struct qx_backend **out, int device, struc
     b->name = "cuda";
     b->device = device;
     b->host_memory = false;
-    b->queue_bytes = QX_CUDA_WORKSPACE_BYTES + QX_ALL_TICKETS * sizeof(unsigned);
+    b->queue_bytes = QX_CUDA_WORKSPACE_BYTES + QX_N_TICKETS * sizeof(unsigned);
     b->ops = &cuda_ops;
     b->info = cu_info;
     b->mem_alloc = cu_mem_alloc;
