@@ -468,19 +468,6 @@ static void route_speed(struct kern_ctx *c, int n_rows)
                             .weight = kern_new(c, (size_t)n * k * 4), .prompt = true});
 }
 
-/* A slice of rows of a matrix. */
-static struct qx_weight rows_of(const struct qx_weight *w, uint32_t row, uint32_t n)
-{
-    struct qx_weight s = *w;
-    uint64_t row_codes = w->fmt == QX_W_BF16 ? 2ull * w->cols : w->fmt == QX_W_NVFP4 ? w->cols / 2 : w->cols;
-    uint64_t row_scales = w->fmt == QX_W_NVFP4 ? w->cols / 16 : w->fmt == QX_W_MXFP8 ? w->cols / 32 : 0;
-    s.rows = n;
-    s.codes = (const uint8_t *)w->codes + row * row_codes;
-    s.scale = row_scales ? (const uint8_t *)w->scale + row * row_scales : w->scale;
-    s.row0 = w->fmt == QX_W_FP8_BLOCK ? w->row0 + row : 0;
-    return s;
-}
-
 /* variant: format + 8 * (rows / 256) */
 static void moe_speed(struct kern_ctx *c, int v)
 {
@@ -489,9 +476,9 @@ static void moe_speed(struct kern_ctx *c, int v)
                                kern_weight(c, formats[v % 8], E * H, I, 0)};
     struct qx_weight *w = malloc(3 * (size_t)E * sizeof *w);
     for (uint32_t e = 0; e < E; ++e) {
-        w[e] = rows_of(&all[0], e * I, I);
-        w[E + e] = rows_of(&all[1], e * I, I);
-        w[2 * E + e] = rows_of(&all[2], e * H, H);
+        w[e] = kern_weight_rows(&all[0], e * I, I);
+        w[E + e] = kern_weight_rows(&all[1], e * I, I);
+        w[2 * E + e] = kern_weight_rows(&all[2], e * H, H);
     }
     const struct qx_weight *dev = kern_put(c, w, 3 * (size_t)E * sizeof *w);
     free(w);

@@ -10,18 +10,6 @@
 
 enum { RANDOM, TIES, SAME_ROWS, N_MODES };
 
-/* A slice of rows of a matrix. */
-static struct qx_weight rows_of(const struct qx_weight *w, uint32_t row, uint32_t n)
-{
-    struct qx_weight s = *w;
-    uint64_t row_codes = w->fmt == QX_W_BF16 ? 2ull * w->cols : w->fmt == QX_W_NVFP4 ? w->cols / 2 : w->cols;
-    uint64_t row_scales = w->fmt == QX_W_NVFP4 ? w->cols / 16 : w->fmt == QX_W_MXFP8 ? w->cols / 32 : 0;
-    s.rows = n;
-    s.codes = (const uint8_t *)w->codes + row * row_codes;
-    s.scale = row_scales ? (const uint8_t *)w->scale + row * row_scales : w->scale;
-    return s;
-}
-
 /* Gate, up and down of E experts, the same ones again after every DISTINCT. */
 static void experts(struct kern_ctx *c, struct qx_op_moe *a, uint8_t fmt, uint32_t E, uint32_t H, uint32_t I)
 {
@@ -30,9 +18,9 @@ static void experts(struct kern_ctx *c, struct qx_op_moe *a, uint8_t fmt, uint32
                                kern_weight(c, fmt, n * H, I, 0)};
     struct qx_weight *w = malloc(3 * (size_t)E * sizeof *w);
     for (uint32_t e = 0; e < E; ++e) {
-        w[e] = rows_of(&all[0], e % n * I, I);
-        w[E + e] = rows_of(&all[1], e % n * I, I);
-        w[2 * E + e] = rows_of(&all[2], e % n * H, H);
+        w[e] = kern_weight_rows(&all[0], e % n * I, I);
+        w[E + e] = kern_weight_rows(&all[1], e % n * I, I);
+        w[2 * E + e] = kern_weight_rows(&all[2], e % n * H, H);
         w[e].global *= 1.0f + (float)(e % 7) / 8.0f;
     }
     const struct qx_weight *dev = kern_put(c, w, 3 * (size_t)E * sizeof *w);
@@ -168,9 +156,9 @@ static void speed(struct kern_ctx *c, int v)
                                kern_large_weight(c, QX_W_NVFP4, E * H, I)};
     struct qx_weight *w = malloc(3 * (size_t)E * sizeof *w);
     for (uint32_t e = 0; e < E; ++e) {
-        w[e] = rows_of(&all[0], e * I, I);
-        w[E + e] = rows_of(&all[1], e * I, I);
-        w[2 * E + e] = rows_of(&all[2], e * H, H);
+        w[e] = kern_weight_rows(&all[0], e * I, I);
+        w[E + e] = kern_weight_rows(&all[1], e * I, I);
+        w[2 * E + e] = kern_weight_rows(&all[2], e * H, H);
     }
     uint8_t *taken = malloc(E);
     uint32_t unique = 0;

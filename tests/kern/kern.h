@@ -71,6 +71,8 @@ struct qx_weight kern_weight(struct kern_ctx *c, uint8_t fmt, uint32_t rows, uin
 /* A matrix as large as those of the released model, from a few random megabytes. */
 struct qx_weight kern_large_weight(struct kern_ctx *c, uint8_t fmt, uint32_t rows, uint32_t cols);
 const char *kern_fmt_name(uint8_t fmt);
+/* Rows row .. row + n of a matrix, as a slice of it. */
+struct qx_weight kern_weight_rows(const struct qx_weight *w, uint32_t row, uint32_t n);
 uint64_t kern_weight_bytes(const struct qx_weight *w);
 
 /* Runs of rows of a step: len rows from position pos0 of sequence seq. out: 0 none, 1 the last row to

@@ -141,6 +141,18 @@ static size_t code_bytes(uint8_t fmt, uint64_t n)
     return fmt == QX_W_NVFP4 ? n / 2 : fmt == QX_W_F32 ? n * 4 : fmt == QX_W_F16 || fmt == QX_W_BF16 ? n * 2 : n;
 }
 
+struct qx_weight kern_weight_rows(const struct qx_weight *w, uint32_t row, uint32_t n)
+{
+    struct qx_weight s = *w;
+    uint64_t row_codes = w->fmt == QX_W_BF16 ? 2ull * w->cols : w->fmt == QX_W_NVFP4 ? w->cols / 2 : w->cols;
+    uint64_t row_scales = w->fmt == QX_W_NVFP4 ? w->cols / 16 : w->fmt == QX_W_MXFP8 ? w->cols / 32 : 0;
+    s.rows = n;
+    s.codes = (const uint8_t *)w->codes + row * row_codes;
+    s.scale = row_scales ? (const uint8_t *)w->scale + row * row_scales : w->scale;
+    s.row0 = w->fmt == QX_W_FP8_BLOCK ? w->row0 + row : 0;
+    return s;
+}
+
 uint64_t kern_weight_bytes(const struct qx_weight *w)
 {
     uint64_t n = (uint64_t)w->rows * w->cols, b = code_bytes(w->fmt, n);
