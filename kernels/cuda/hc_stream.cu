@@ -303,27 +303,17 @@ __global__ void __maxnreg__(TB == 4 ? 120 : 56) hc_stream_up(const __grid_consta
 /* A matrix in segments of k columns, all of which a block reads at once. */
 static bool make_slice_w(const struct qx_weight &w, uint32_t k, stream_w *s)
 {
-    *s = {};
-    s->tf = tile_format(w, 0, w.cols);
+    *s = stream_whole(w);
     const uint32_t unit = s->tf == TF_NV || s->tf == TF_MX ? 32 : s->tf == TF_BF16 ? 8 : 16;
     if (s->tf == TF_GEN || k % unit || (k < w.cols && k % 64)) {
         return false;
     }
-    s->codes = (const uint8_t *)w.codes;
-    s->scale = (const uint8_t *)w.scale;
-    s->row_bytes = s->bytes = (uint32_t)weight_row_bytes(w.fmt, w.cols);
     s->seg = (uint32_t)weight_row_bytes(w.fmt, k);
     s->n_seg = w.cols / k;
-    const uint32_t per = s->tf == TF_MX ? 32 : s->tf == TF_NV ? 16 : 0;
-    s->scale_bytes = per ? w.cols / per : 0;
+    const uint32_t per = stream_per_scale(s->tf);
     s->seg_scale = per ? k / per : 0;
     s->pitch = (s->seg + 63) / 128 * 128 + 64;
     s->pitch_scale = (s->seg_scale + 15) / 16 * 16;
-    s->rows = w.rows;
-    s->row0 = w.row0;
-    s->scale_cols = (w.cols + 127) / 128;
-    s->factor = s->tf == TF_NV ? w.global * 0x1p26f : s->tf == TF_FP8 ? w.global : 1.0f;
-    s->scale_bf16 = w.scale_bf16;
     return true;
 }
 

@@ -247,14 +247,7 @@ template <int HEADS> __global__ void __launch_bounds__(SEL_T) qsa_select(const _
                 }
             }
         }
-        float sum = 0.0f;
-#pragma unroll
-        for (int h = 0; h < HEADS; ++h) {
-            s[h] += __shfl_xor_sync(0xffffffffu, s[h], 1);
-            s[h] += __shfl_xor_sync(0xffffffffu, s[h], 2);
-            s[h] += __shfl_xor_sync(0xffffffffu, s[h], 4);
-            sum += s[h] > 0.0f || isnan(s[h]) ? s[h] : 0.0f;
-        }
+        const float sum = index_score(s);
         if (l == 0 && b < nb) {
             score[b] = sum;
         }

@@ -40,6 +40,20 @@ struct sel_args {
     unsigned *tickets;
 };
 
+/* A block's score of the indexer (6.2) in all of eight lanes that each have a part of every head's product. */
+template <int H> __device__ __forceinline__ float index_score(float (&s)[H])
+{
+    float sum = 0.0f;
+#pragma unroll
+    for (int h = 0; h < H; ++h) {
+        s[h] += __shfl_xor_sync(0xffffffffu, s[h], 1);
+        s[h] += __shfl_xor_sync(0xffffffffu, s[h], 2);
+        s[h] += __shfl_xor_sync(0xffffffffu, s[h], 4);
+        sum += s[h] > 0.0f || isnan(s[h]) ? s[h] : 0.0f;
+    }
+    return sum;
+}
+
 __device__ __forceinline__ uint32_t score_key(float f)
 {
     const uint32_t u = __float_as_uint(f);

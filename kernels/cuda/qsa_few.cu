@@ -223,14 +223,7 @@ __global__ void __launch_bounds__(FS_T) qsa_select_few(const __grid_constant__ s
                 s[h] = fmaf(v.x, x[4], fmaf(v.y, x[5], fmaf(v.z, x[6], fmaf(v.w, x[7], s[h]))));
             }
         }
-        float sum = 0.0f;
-#pragma unroll
-        for (int h = 0; h < 4; ++h) {
-            s[h] += __shfl_xor_sync(0xffffffffu, s[h], 1);
-            s[h] += __shfl_xor_sync(0xffffffffu, s[h], 2);
-            s[h] += __shfl_xor_sync(0xffffffffu, s[h], 4);
-            sum += s[h] > 0.0f || isnan(s[h]) ? s[h] : 0.0f;
-        }
+        const float sum = index_score(s);
         if (l == 0 && b < nb) {
             score[b] = sum;
         }

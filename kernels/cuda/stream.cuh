@@ -136,27 +136,40 @@ struct stream_w {
     uint8_t tf, scale_bf16;
 };
 
-__host__ __device__ inline uint32_t stream_step_k(uint8_t f)
+/* k a scale that streams beside the codes; 0: none does. */
+__host__ inline uint32_t stream_per_scale(uint8_t f)
 {
-    return tf_kb(f);
+    return f == TF_MX ? 32 : f == TF_NV ? 16 : 0;
+}
+/* All of w but how it is cut into segments, where it has a format for streaming. */
+__host__ inline stream_w stream_whole(const struct qx_weight &w)
+{
+    stream_w s = {};
+    s.tf = tile_format(w, 0, w.cols);
+    const uint32_t per = stream_per_scale(s.tf);
+    s.codes = (const uint8_t *)w.codes;
+    s.scale = (const uint8_t *)w.scale;
+    s.row_bytes = s.bytes = (uint32_t)weight_row_bytes(w.fmt, w.cols);
+    s.scale_bytes = per ? w.cols / per : 0;
+    s.rows = w.rows;
+    s.row0 = w.row0;
+    s.scale_cols = (w.cols + 127) / 128;
+    s.factor = s.tf == TF_NV ? w.global * 0x1p26f : s.tf == TF_FP8 ? w.global : 1.0f;
+    s.scale_bf16 = w.scale_bf16;
+    return s;
 }
 
 /* False: not a matrix for streaming (odd widths and formats). */
 __host__ inline bool make_stream_w(const struct qx_weight &w, uint32_t seg_max, stream_w *s)
 {
-    *s = {};
-    s->tf = tile_format(w, 0, w.cols);
+    *s = stream_whole(w);
     if (s->tf == TF_GEN || w.rows == 0) {
         return false;
     }
-    const uint32_t per = s->tf == TF_MX ? 32 : s->tf == TF_NV ? 16 : 0; /* k a streamed scale */
+    const uint32_t per = stream_per_scale(s->tf);
     if (per && (w.cols % (per * 16) || ((uintptr_t)w.scale & 15))) {
         return false;
     }
-    s->codes = (const uint8_t *)w.codes;
-    s->scale = (const uint8_t *)w.scale;
-    s->row_bytes = s->bytes = (uint32_t)weight_row_bytes(w.fmt, w.cols);
-    s->scale_bytes = per ? w.cols / per : 0;
     /* the largest equal segments of whole steps for all warps, else the largest */
     const uint32_t scale_unit = per ? (s->tf == TF_NV ? per * 16 / 2 : per * 16) : 64; /* bytes of 16 scales */
     s->seg = 0;
@@ -174,11 +187,6 @@ __host__ inline bool make_stream_w(const struct qx_weight &w, uint32_t seg_max, 
     s->seg_scale = per ? (s->tf == TF_NV ? s->seg * 2 : s->seg) / per : 0;
     s->pitch = (s->seg + 63) / 128 * 128 + 64;
     s->pitch_scale = s->seg_scale;
-    s->rows = w.rows;
-    s->row0 = w.row0;
-    s->scale_cols = (w.cols + 127) / 128;
-    s->factor = s->tf == TF_NV ? w.global * 0x1p26f : s->tf == TF_FP8 ? w.global : 1.0f;
-    s->scale_bf16 = w.scale_bf16;
     return true;
 }
 __host__ __device__ inline uint32_t stream_slot_bytes(const stream_w &w)

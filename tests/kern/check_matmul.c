@@ -385,13 +385,7 @@ static void moe(struct kern_ctx *c, int v)
     free(g);
     a.m = kern_f32(c, (size_t)n * H, 1.0f);
     uint8_t fs = f == QX_W_NVFP4 ? (other ? QX_W_MXFP8 : QX_W_BF16) : other ? QX_W_BF16 : f;
-    a.s_gate = kern_weight(c, fs, S, H, 0);
-    a.s_up = kern_weight(c, fs, S, H, 0);
-    a.s_down = kern_weight(c, fs, H, S, 0);
-    a.s_gate_vec = kern_weight(c, QX_W_BF16, 1, H, 0);
-    a.y = kern_new(c, (size_t)n * H * 4);
-    a.scratch = kern_new(c, (size_t)n * (k * (I + H) + S + H + 1) * 4);
-    a.iscratch = kern_new(c, ((size_t)n * k + 3 * E + 8) * 4);
+    kern_moe_rest(c, &a, fs);
     /* MXFP8 of the generator: codes of 17 binades, scales of 8: few values carry a sum, and a rounding that falls the
      * other way shows as a larger part of it (an unrounded input would show as 3e-3) */
     kern_out(c, "y", 'f', a.y, (size_t)n * H, !act ? 0 : fs == QX_W_MXFP8 ? 1e-3 : BOUND_ROUNDED);
@@ -492,13 +486,7 @@ static void moe_speed(struct kern_ctx *c, int v)
     free(e);
     a.weight = kern_const(c, (size_t)n * k, 0.1f);
     a.m = kern_f32(c, (size_t)n * H, 1.0f);
-    a.s_gate = kern_weight(c, QX_W_BF16, I, H, 0);
-    a.s_up = kern_weight(c, QX_W_BF16, I, H, 0);
-    a.s_down = kern_weight(c, QX_W_BF16, H, I, 0);
-    a.s_gate_vec = kern_weight(c, QX_W_BF16, 1, H, 0);
-    a.y = kern_new(c, (size_t)n * H * 4);
-    a.scratch = kern_new(c, (size_t)n * (k * (I + H) + I + H + 1) * 4);
-    a.iscratch = kern_new(c, ((size_t)n * k + 3 * E + 8) * 4);
+    kern_moe_rest(c, &a, QX_W_BF16);
     c->bytes = kern_weight_bytes(&all[0]) * 3 + (uint64_t)n * H * 8;
     kern_shape(c, "%u rows, %u of %u, %s, prompt", n, k, E, kern_fmt_name(formats[v % 8]));
     KERN_RUN(c, moe, a);

@@ -83,13 +83,7 @@ static void layer(struct kern_ctx *c, int v)
     experts(c, &a, QX_W_NVFP4, E, H, I);
     a.expert = r.expert;
     a.weight = r.weight;
-    a.s_gate = kern_weight(c, QX_W_BF16, I, H, 0);
-    a.s_up = kern_weight(c, QX_W_BF16, I, H, 0);
-    a.s_down = kern_weight(c, QX_W_BF16, H, I, 0);
-    a.s_gate_vec = kern_weight(c, QX_W_BF16, 1, H, 0);
-    a.y = kern_new(c, (size_t)n * H * 4);
-    a.scratch = kern_new(c, (size_t)n * (k * (I + H) + I + H + 1) * 4);
-    a.iscratch = kern_new(c, ((size_t)n * k + 3 * E + 8) * 4);
+    kern_moe_rest(c, &a, QX_W_BF16);
     kern_shape(c, "%u rows, %u of %u, hidden %u, inter %u%s%s", n, k, E, H, I,
                mode == TIES ? ", ties" : mode == SAME_ROWS ? ", equal rows" : "", act ? ", bf16" : "");
     kern_out(c, "expert", 'i', r.expert, (size_t)n * k, 0);

@@ -74,6 +74,8 @@ const char *kern_fmt_name(uint8_t fmt);
 /* Rows row .. row + n of a matrix, as a slice of it. */
 struct qx_weight kern_weight_rows(const struct qx_weight *w, uint32_t row, uint32_t n);
 uint64_t kern_weight_bytes(const struct qx_weight *w);
+/* What a case of experts has beside its picks: the shared expert of that format (its gate BF16), results, scratch. */
+void kern_moe_rest(struct kern_ctx *c, struct qx_op_moe *a, uint8_t fmt);
 
 /* Runs of rows of a step: len rows from position pos0 of sequence seq. out: 0 none, 1 the last row to
  * state_in's slot, 2 every row to its own slot, 3 the last row to its own slot. len < 0: one idle row. */

@@ -256,6 +256,19 @@ struct qx_weight kern_weight(struct kern_ctx *c, uint8_t fmt, uint32_t rows, uin
     return w;
 }
 
+void kern_moe_rest(struct kern_ctx *c, struct qx_op_moe *a, uint8_t fmt)
+{
+    const struct qx_experts *x = &a->experts;
+    size_t n = a->n_rows;
+    a->s_gate = kern_weight(c, fmt, a->s_inter, x->hidden, 0);
+    a->s_up = kern_weight(c, fmt, a->s_inter, x->hidden, 0);
+    a->s_down = kern_weight(c, fmt, x->hidden, a->s_inter, 0);
+    a->s_gate_vec = kern_weight(c, QX_W_BF16, 1, x->hidden, 0);
+    a->y = kern_new(c, n * x->hidden * 4);
+    a->scratch = kern_new(c, n * (a->k * (x->inter + x->hidden) + a->s_inter + x->hidden + 1) * 4);
+    a->iscratch = kern_new(c, (n * a->k + 3 * x->n_experts + 8) * 4);
+}
+
 struct qx_step *kern_step(struct kern_ctx *c, const struct kern_run *runs, unsigned n_runs, uint32_t vocab,
                           uint32_t *n_slots)
 {
