@@ -35,6 +35,10 @@ __device__ __forceinline__ void copy16(uint32_t dst, const void *src, uint32_t n
 {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(n) : "memory");
 }
+__device__ __forceinline__ void copy8(uint32_t dst, const void *src)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(dst), "l"(src) : "memory");
+}
 __device__ __forceinline__ void copy4(uint32_t dst, const void *src, uint32_t n)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(n) : "memory");
@@ -86,6 +90,26 @@ __device__ __forceinline__ void copy_bulk_once(uint32_t dst, const void *src, ui
 #endif
 }
 
+/* ---- blocks of a cluster -------------------------------------------------------------------- */
+
+__device__ __forceinline__ void cluster_sync()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+/* Two words at the same place in block `rank`. */
+__device__ __forceinline__ uint2 lds64_at(uint32_t p, uint32_t rank)
+{
+    uint2 v = {};
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .b32 a;\nmapa.shared::cluster.u32 a, %2, %3;\nld.shared::cluster.v2.u32 {%0, %1}, [a];\n}"
+                 : "=r"(v.x), "=r"(v.y)
+                 : "r"(p), "r"(rank)
+                 : "memory");
+#endif
+    return v;
+}
 /* ---- loads and stores ----------------------------------------------------------------------- */
 
 __device__ __forceinline__ uint4 lds128(uint32_t p)

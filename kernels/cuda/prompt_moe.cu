@@ -8,8 +8,10 @@
 #include "topk.cuh"
 
 #define PMOE_MAX_K 16
+#define PSORT_BLOCKS 8u /* that sort */
 #define PMOE_MAX_EXPERTS 2048
 #define PMOE_WIDE 192u  /* widest tile of pairs */
+#define PMOE_NARROW 32u /* where the weights' bytes take the time, two blocks a multiprocessor */
 
 /* ---- router --------------------------------------------------------------------------------- */
 
@@ -45,7 +47,7 @@ struct psort_args {
     uint32_t *row;      /* row of x of each sorted pair; an expert's pairs begin at a multiple of 8 */
     int32_t *at;        /* [pairs] row of a pair's result, without gaps; -1: it has no expert */
     pmoe_ent *list;
-    uint32_t *n_list;
+    uint32_t *n_list;   /* and two zeros behind it */
     int f;
     const float *x;     /* rows to convert meanwhile: [rows, hidden] to m1, and to m2 when not NULL */
     uint32_t rows, hidden;
@@ -90,15 +92,15 @@ __device__ __forceinline__ void emit_as(int order, uint8_t *out, uint32_t b_rows
     }
 }
 
-/* One block sorts, the others convert. */
+/* The blocks of the first cluster sort, a share of the pairs each; the others convert. */
 __global__ void __launch_bounds__(1024) pmoe_sort(const __grid_constant__ psort_args a)
 {
-    if (blockIdx.x) {
+    if (blockIdx.x >= PSORT_BLOCKS) {
         pdl_next();
         pdl_wait();
         const uint32_t units = (a.hidden + 63) / 64 * 4, b_rows = gm_pad8(a.rows);
-        const uint64_t n = (uint64_t)a.rows * units, step = (uint64_t)(gridDim.x - 1) * 1024;
-        for (uint64_t i = (uint64_t)(blockIdx.x - 1) * 1024 + threadIdx.x; i < n; i += step) {
+        const uint64_t n = (uint64_t)a.rows * units, step = (uint64_t)(gridDim.x - PSORT_BLOCKS) * 1024;
+        for (uint64_t i = (uint64_t)(blockIdx.x - PSORT_BLOCKS) * 1024 + threadIdx.x; i < n; i += step) {
             const uint32_t row = (uint32_t)(i / units), u = (uint32_t)(i - (uint64_t)row * units);
             float v[16];
             gm_load16(v, a.x + (uint64_t)row * a.hidden, u * 16, a.hidden, true);
@@ -109,22 +111,24 @@ __global__ void __launch_bounds__(1024) pmoe_sort(const __grid_constant__ psort_
         }
         return;
     }
-    __shared__ uint32_t count[PMOE_MAX_EXPERTS], next[PMOE_MAX_EXPERTS], sums[32];
+    __shared__ __align__(8) uint32_t count[PMOE_MAX_EXPERTS], next[PMOE_MAX_EXPERTS], sums[32];
     uint32_t *gap = count; /* of rows before an expert, once it is known */
     pdl_next();
-    const uint32_t t = threadIdx.x, E = a.n_experts;
+    const uint32_t t = threadIdx.x, E = a.n_experts, rank = blockIdx.x;
+    const uint32_t share = (a.pairs + PSORT_BLOCKS - 1) / PSORT_BLOCKS, first_pair = rank * share,
+                   end = first_pair + share < a.pairs ? first_pair + share : a.pairs;
     for (uint32_t e = t; e < PMOE_MAX_EXPERTS; e += 1024) {
         count[e] = 0;
     }
     __syncthreads();
     pdl_wait();
     constexpr int U = 8;
-    for (uint32_t p0 = 0; p0 < a.pairs; p0 += 1024 * U) {
+    for (uint32_t p0 = first_pair; p0 < end; p0 += 1024 * U) {
         int32_t e[U];
 #pragma unroll
         for (int i = 0; i < U; ++i) {
             const uint32_t p = p0 + i * 1024 + t;
-            e[i] = p < a.pairs ? __ldcg(a.expert + p) : -1;
+            e[i] = p < end ? __ldcg(a.expert + p) : -1;
         }
 #pragma unroll
         for (int i = 0; i < U; ++i) {
@@ -133,21 +137,30 @@ __global__ void __launch_bounds__(1024) pmoe_sort(const __grid_constant__ psort_
             }
         }
     }
-    __syncthreads();
-    /* two experts a thread */
-    const uint32_t e0 = 2 * t, c0 = count[e0], c1 = count[e0 + 1];
+    cluster_sync();
+    /* two experts a thread: of all blocks, and of those before this one */
+    const uint32_t e0 = 2 * t;
+    uint32_t c0 = 0, c1 = 0, b0 = 0, b1 = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < PSORT_BLOCKS; ++i) {
+        const uint2 c = lds64_at(smem_addr(count + e0), i);
+        c0 += c.x, c1 += c.y;
+        b0 += i < rank ? c.x : 0, b1 += i < rank ? c.y : 0;
+    }
+    cluster_sync();
     const uint32_t n0 = (c0 + a.width - 1) / a.width, n1 = (c1 + a.width - 1) / a.width;
     const uint32_t g0 = gm_pad8(c0), g1 = gm_pad8(c1), start = block_scan(g0 + g1, sums) - g0 - g1;
     const uint32_t out = block_scan(c0 + c1, sums) - c0 - c1;
     const uint32_t tile = block_scan(n0 + n1, sums) - n0 - n1;
-    next[e0] = start;
-    next[e0 + 1] = start + g0;
+    next[e0] = start + b0;
+    next[e0 + 1] = start + g0 + b1;
     gap[e0] = start - out;
     gap[e0 + 1] = start + g0 - out - c0;
-    if (t == 1023) {
+    if (t == 1023 && rank == 0) {
         *a.n_list = tile + n0 + n1;
+        a.n_list[1] = a.n_list[2] = 0;
     }
-    for (uint32_t j = 0; j < n0 + n1; ++j) {
+    for (uint32_t j = 0; j < n0 + n1 && t % PSORT_BLOCKS == rank; ++j) {
         const bool second = j >= n0;
         const uint32_t e = e0 + second, c = second ? c1 : c0, n = second ? n1 : n0, i = second ? j - n0 : j;
         const uint32_t per = ((c + n - 1) / n + 7) / 8 * 8, first = i * per;
@@ -168,12 +181,12 @@ __global__ void __launch_bounds__(1024) pmoe_sort(const __grid_constant__ psort_
         a.list[tile + j] = x;
     }
     __syncthreads();
-    for (uint32_t p0 = 0; p0 < a.pairs; p0 += 1024 * U) {
+    for (uint32_t p0 = first_pair; p0 < end; p0 += 1024 * U) {
         int32_t e[U];
 #pragma unroll
         for (int i = 0; i < U; ++i) {
             const uint32_t p = p0 + i * 1024 + t;
-            e[i] = p < a.pairs ? __ldcg(a.expert + p) : -1;
+            e[i] = p < end ? __ldcg(a.expert + p) : -1;
         }
 #pragma unroll
         for (int i = 0; i < U; ++i) {
@@ -182,7 +195,7 @@ __global__ void __launch_bounds__(1024) pmoe_sort(const __grid_constant__ psort_
                 const uint32_t d = atomicAdd(&next[e[i]], 1u);
                 a.row[d] = p / a.k;
                 a.at[p] = (int32_t)(d - gap[e[i]]);
-            } else if (p < a.pairs) {
+            } else if (p < end) {
                 a.at[p] = -1;
             }
         }
@@ -439,8 +452,8 @@ static int pmoe_products(struct qx_queue *q, const pmoe_args &up, const pmoe_arg
     constexpr int W = PROMOTE ? 128 : F == GM_BF16 ? 128 : PMOE_WIDE;
     const uint64_t tu = n_ent * up.m_tiles, td = n_ent * down.m_tiles;
     if (thin) {
-        const int r = gm_launch<pmoe_up<F, PROMOTE>, 2, PMOE_THIN>(q, "moe", up, tu);
-        return r ? r : gm_launch<pmoe_down<F, PROMOTE>, 2, PMOE_THIN>(q, "moe", down, td);
+        const int r = gm_launch<pmoe_up<F, PROMOTE>, 2, PMOE_NARROW>(q, "moe", up, tu);
+        return r ? r : gm_launch<pmoe_down<F, PROMOTE>, 2, PMOE_NARROW>(q, "moe", down, td);
     }
     const int r = gm_launch<pmoe_up<F, PROMOTE>, 1, W>(q, "moe", up, tu);
     return r ? r : gm_launch<pmoe_down<F, PROMOTE>, 1, W>(q, "moe", down, td);
@@ -448,7 +461,7 @@ static int pmoe_products(struct qx_queue *q, const pmoe_args &up, const pmoe_arg
 
 static uint32_t pmoe_width(int f, bool thin)
 {
-    return thin ? PMOE_THIN : f == GM_BF16 || f == GM_BLOCK ? 128 : PMOE_WIDE;
+    return thin ? PMOE_NARROW : f == GM_BF16 || f == GM_BLOCK ? 128 : PMOE_WIDE;
 }
 
 static int pmoe_run(struct qx_queue *q, int f, const pmoe_args &up, const pmoe_args &down, uint64_t n_ent, bool thin)
@@ -501,7 +514,7 @@ int qx_prompt_moe(struct qx_queue *q, const struct qx_op_moe *o)
     if (f == GM_NONE || fs == GM_NONE || gm_format(o->s_up) != fs || gm_format(o->s_down) != fs) {
         return 1;
     }
-    const bool whole = f == GM_NV && pmoe_thin_takes(x->hidden, x->inter); /* few rows: an expert a block */
+    const bool whole = f == GM_NV && pmoe_thin_takes(x->hidden, x->inter); /* few rows: prompt_moe_thin.cu */
     const bool two = whole || gm_order_of(f) != gm_order_of(fs); /* orders of the rows of m */
     pmoe_args up = {}, down = {}, s_up = {}, s_down = {};
     pmoe_shape(up, down, f, x->hidden, x->inter);
@@ -509,7 +522,7 @@ int qx_prompt_moe(struct qx_queue *q, const struct qx_op_moe *o)
     const uint64_t m_row = up.kb * 128ull, h_row = down.kb * 128ull, sh_row = s_down.kb * 128ull;
     const uint64_t per_row = m_row * (two ? 2 : 1) + o->k * (h_row + 8) + sh_row;
     const uint64_t lists = x->n_experts * (sizeof(pmoe_ent) + 8 * (h_row + 4)) + 8 * (2 * m_row + sh_row) + 4096;
-    const uint64_t per_ent = (o->k * sizeof(pmoe_ent) + PMOE_THIN - 1) / PMOE_THIN + 1;
+    const uint64_t per_ent = (o->k * sizeof(pmoe_ent) + PMOE_NARROW - 1) / PMOE_NARROW + 1;
     uint64_t fit = (QX_WS_BYTES - lists) / (per_row + per_ent) / 256 * 256;
     if (QX_WS_BYTES < lists || fit == 0) {
         return 1;
@@ -518,7 +531,7 @@ int qx_prompt_moe(struct qx_queue *q, const struct qx_op_moe *o)
         const uint32_t rows = (uint32_t)(o->n_rows - r0 < fit ? o->n_rows - r0 : fit), pairs = rows * o->k,
                        h_rows = pairs + 8 * (pairs < x->n_experts ? pairs : x->n_experts);
         const bool thin = pairs / x->n_experts < 28;
-        const uint32_t width = pmoe_width(f, thin);
+        const uint32_t width = whole && thin ? PMOE_THIN : pmoe_width(f, thin);
         uint8_t *at = q->ws;
         auto take = [&](uint64_t n) {
             uint8_t *p = at;
@@ -530,7 +543,7 @@ int qx_prompt_moe(struct qx_queue *q, const struct qx_op_moe *o)
         psort_args s = {};
         s.row = (uint32_t *)take(h_rows * 4ull);
         s.at = (int32_t *)take(pairs * 4ull);
-        s.n_list = (uint32_t *)take(4);
+        s.n_list = (uint32_t *)take(12);
         s.list = (pmoe_ent *)take(0);
         s.expert = o->expert + r0 * o->k;
         s.pairs = pairs;
@@ -550,7 +563,8 @@ int qx_prompt_moe(struct qx_queue *q, const struct qx_op_moe *o)
         s.order1 = whole && thin ? GM_ORD_NV2 : gm_order_of(f);
         s.order2 = gm_order_of(fs);
         const uint64_t units = ((uint64_t)rows * up.kb * 4 + 1023) / 1024, most_units = 2 * (uint64_t)q->n_sm;
-        int r = launch(q, "moe", pmoe_sort, dim3((unsigned)(1 + (units < most_units ? units : most_units))), dim3(1024), 0, s);
+        const uint64_t convert = ((units < most_units ? units : most_units) + PSORT_BLOCKS - 1) / PSORT_BLOCKS * PSORT_BLOCKS;
+        int r = launch_cluster(q, "moe", pmoe_sort, dim3((unsigned)(PSORT_BLOCKS + convert)), dim3(1024), 0, PSORT_BLOCKS, s);
         /* the shared expert */
         float *pair = o->scratch, *shared = o->scratch + (uint64_t)pairs * x->hidden;
         s_up.one.code[0] = (const uint8_t *)o->s_gate.codes;
@@ -592,11 +606,13 @@ int qx_prompt_moe(struct qx_queue *q, const struct qx_op_moe *o)
             t.list = s.list;
             t.n_list = s.n_list;
             t.row = s.row;
+            t.taken = s.n_list + 1;
             t.m = m1;
             t.m_rows = gm_pad8(rows);
             t.hidden = x->hidden;
             t.inter = x->inter;
-            t.most = (uint32_t)most;
+            t.h = h;
+            t.h_rows = h_rows;
             t.out = pair;
             r = r ? r : pmoe_thin(q, t);
         } else {

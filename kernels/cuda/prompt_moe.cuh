@@ -23,16 +23,18 @@ __device__ __forceinline__ pmoe_ent pmoe_get(const pmoe_ent *p)
 }
 
 /* prompt_moe_thin.cu: NVFP4 experts with at most PMOE_THIN rows an entry. Rows of m in GM_ORD_NV2. */
-#define PMOE_THIN 32u
+#define PMOE_THIN 48u
 struct pmoe_thin_args {
     const pmoe_ent *list;
     const uint32_t *n_list, *row; /* row of m of each sorted pair */
     const uint8_t *m;             /* token buffer of m_rows rows */
-    uint32_t m_rows, hidden, inter, most; /* most: entries there can be */
+    uint32_t *taken;              /* rounds of each launch that blocks have taken beyond their first; zero */
+    uint8_t *h;                   /* for values of the experts' rows, h_rows of them */
+    uint32_t m_rows, h_rows, hidden, inter;
     float *out;                   /* [pairs, hidden] */
 };
 /* The shapes it takes. */
 bool pmoe_thin_takes(uint32_t hidden, uint32_t inter);
-int pmoe_thin(struct qx_queue *q, pmoe_thin_args a);
+int pmoe_thin(struct qx_queue *q, const pmoe_thin_args &a);
 
 #endif

@@ -1,146 +1,201 @@
 /* prompt_moe_thin.cu: NVFP4 experts of prompts that give an expert few rows: the bytes of the weights take the
- * time. A block does a whole entry of the list: gate and up, then down, whose input stays in shared memory.
+ * time. One launch for gate and up, whose values go to a buffer, one for down. The work of a launch is rounds of
+ * four tiles of 64 weight rows with all tokens of an entry, at most 48; blocks take the next round as they go.
  *
- * Four warpgroups multiply, each a tile of 64 weight rows at a time: codes are decoded into registers, the A
- * operand; the tokens, at most 32, are the N side. Of three warps more, two fill a ring of tiles' codes and
- * scales, without a stop from entry to entry (bulk copies of row pieces were far slower: a warp issues them one by
- * one); the third gathers the tokens, 256 of K at a time, again for every round of four tiles of gate and up.
+ * Four warpgroups multiply, each a tile: codes are decoded into registers, the A operand, while the products of those
+ * before are under way; the tokens are the N side. Of four warps more, two fill a ring of tiles' codes and scales, 256 of
+ * K a slot, without a stop from round to round (bulk copies of row pieces were far slower: a warp issues them one by
+ * one); the others gather the tokens. The first of them also takes the rounds and tells the others.
  *
- * Codes lie in rows 64 bytes modulo 128 apart: a lane (g, q) takes 16 bytes of row g, codes 32 q .. 32 q + 31 of
- * each 128, and a quarter warp meets no bank twice. Tokens lie in the order this gives (GM_ORD_NV2). */
+ * A lane (g, q) takes 16 bytes of row g, codes 32 q .. 32 q + 31 of each 128; odd rows' halves of 64 bytes have
+ * changed places, so that a quarter warp meets no bank twice. Tokens lie in the order this gives (GM_ORD_NV2). */
 #include "prompt_moe.cuh"
 #include "prompt.h"
 
 enum {
-    TH_WG = 4,             /* multiplying warpgroups */
-    TH_SLOTS = 6,          /* of the ring of codes */
-    TH_PITCH = 320,        /* bytes from row to row of gate and up; down's rows lie as they are */
-    TH_CODES = 64 * TH_PITCH,
-    TH_SLOT = TH_CODES + 64 * 40,
+    TH_WG = 4,                   /* multiplying warpgroups */
+    TH_PIECE = 256,              /* of K a slot */
+    TH_CODES = 64 * TH_PIECE / 2,
+    TH_SCALES = TH_PIECE / 16,   /* bytes a row */
+    TH_SLOT = TH_CODES + 64 * TH_SCALES,
+    TH_SLOTS = 17,               /* of the ring of codes */
     TH_BLOCK = PMOE_THIN * 128,  /* tokens of 64 of K */
-    TH_B = 4 * TH_BLOCK,         /* a slot of the ring of tokens */
+    TH_B = TH_PIECE / 64 * TH_BLOCK, /* a slot of the ring of tokens */
     TH_B_SLOTS = 3,
-    TH_MAX_INTER = 640,
-    TH_H0 = TH_B_SLOTS * TH_B,
-    TH_RING0 = TH_H0 + TH_MAX_INTER / 64 * TH_BLOCK,
-    TH_SMEM = TH_RING0 + TH_SLOTS * TH_SLOT + 1024,
-    TH_THREADS = 128 * TH_WG + 96
+    TH_ROUNDS = 4,               /* told ahead */
+    TH_READERS = TH_WG * 4 + 4,  /* warps that are told */
+    TH_SMEM = TH_B_SLOTS * TH_B + TH_SLOTS * TH_SLOT + 1024,
+    TH_THREADS = 128 * TH_WG + 128
 };
+static_assert(TH_SMEM <= 226 << 10, "fits");
 
-__device__ __forceinline__ void multiply_sync()
-{
-    asm volatile("bar.sync 1, %0;" ::"n"(TH_WG * 128) : "memory");
-}
-/* Where the two rings stand. */
+/* Where a ring stands. */
 struct th_ring {
     uint32_t full, empty, smem; /* barriers of slot 0, 8 bytes each */
     uint32_t slot, phase;
+    /* by at most N */
     template <int N> __device__ __forceinline__ void step(uint32_t by)
     {
         slot += by;
-        while (slot >= (uint32_t)N) {
+        if (slot >= (uint32_t)N) {
             slot -= N;
             phase ^= 1;
         }
     }
 };
 
-struct th_shape {
-    uint32_t piece, n_pieces;    /* of K of gate and up */
-    uint32_t up_tiles, down_tiles;
+/* What the rounds of a launch have in common: round x is round x % rounds of entry x / rounds. */
+struct th_work {
+    uint32_t all, rounds, tiles;
+    uint32_t k, pieces; /* of K */
 };
-__device__ __forceinline__ th_shape th_shape_of(const pmoe_thin_args &a)
+template <bool DOWN> __device__ __forceinline__ th_work th_shape(const pmoe_thin_args &a)
 {
-    th_shape s;
-    s.piece = a.hidden % 512 ? 256 : 512;
-    s.n_pieces = a.hidden / s.piece;
-    s.up_tiles = a.inter / 32;
-    s.down_tiles = a.hidden / 64;
-    return s;
+    th_work w;
+    w.tiles = DOWN ? a.hidden / 64 : a.inter / 32;
+    w.rounds = (w.tiles + TH_WG - 1) / TH_WG;
+    w.k = DOWN ? a.inter : a.hidden;
+    w.pieces = (w.k + TH_PIECE - 1) / TH_PIECE;
+    w.all = __ldcg(a.n_list) * w.rounds;
+    return w;
+}
+
+/* A round: tiles t0 .. t0 + in - 1 of entry i, which has n tokens from row `start` on. in 0: there is none left. */
+struct th_round {
+    uint32_t in, t0, n, start, out, i;
+    float factor[3];
+};
+struct th_told {
+    th_round round[TH_ROUNDS];
+    uint64_t full[TH_ROUNDS], empty[TH_ROUNDS];
+};
+/* Waits for the next one, which stays until th_done. */
+__device__ __forceinline__ const th_round &th_next(const th_told &told, const th_ring &at)
+{
+    bar_wait(at.full + 8 * at.slot, at.phase);
+    return told.round[at.slot];
+}
+__device__ __forceinline__ void th_done(th_ring &at)
+{
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) {
+        bar_arrive(at.empty + 8 * at.slot);
+    }
+    at.step<TH_ROUNDS>(1);
+}
+/* Round x, or the end, to those who wait for it. One warp. */
+__device__ __forceinline__ void th_tell(const pmoe_thin_args &a, const th_work &w, th_told &told, const th_ring &at, uint32_t x)
+{
+    th_round r = {};
+    if (x < w.all) {
+        r.i = x / w.rounds;
+        r.t0 = (x - r.i * w.rounds) * TH_WG;
+        r.in = w.tiles - r.t0 < TH_WG ? w.tiles - r.t0 : TH_WG;
+        const pmoe_ent *e = a.list + r.i;
+        r.n = __ldcg(&e->n);
+        r.start = __ldcg(&e->start);
+        r.out = __ldcg(&e->out);
+#pragma unroll
+        for (int j = 0; j < 3; ++j) {
+            r.factor[j] = __ldcg(&e->factor[j]);
+        }
+    }
+    bar_wait(at.empty + 8 * at.slot, at.phase ^ 1);
+    if ((threadIdx.x & 31) == 0) {
+        told.round[at.slot] = r;
+        bar_arrive(at.full + 8 * at.slot);
+    }
 }
 
 /* ---- copying -------------------------------------------------------------------------------- */
 
-/* The codes' copying warps: `warp` 0 of gate, 1 of up. */
-__device__ void th_codes(const pmoe_thin_args &a, th_ring r, uint32_t warp, uint32_t lane, uint32_t n_list)
+/* Warp 0 copies the tiles' rows of gate, 1 those of up; of down each half of them. Warp 0 takes the rounds. */
+template <bool DOWN> __device__ void th_codes(const pmoe_thin_args &a, th_told &told, th_ring at, th_ring r, uint32_t warp)
 {
-    const th_shape s = th_shape_of(a);
+    const th_work w = th_shape<DOWN>(a);
     const uint64_t policy = read_once();
-    const uint32_t row_bytes = a.hidden / 2, row_scales = a.hidden / 16, part = s.piece / 2, part_scales = s.piece / 16;
-    const uint32_t units = part / 16, rows = 32 / units, row = lane / units, u = lane % units; /* of 16 bytes */
-    const uint32_t to_codes = (warp * 32 + row) * TH_PITCH + u * 16, to_scales = TH_CODES + (warp * 32 + lane) * 32;
-    for (uint32_t i = blockIdx.x; i < n_list; i += gridDim.x) {
-        const pmoe_ent *e = a.list + i;
-        if (__ldcg(&e->n) == 0) {
-            continue;
+    const uint32_t lane = threadIdx.x & 31, row = lane / 8, u = lane & 7; /* units of 16 bytes */
+    const uint32_t row_bytes = w.k / 2, row_scales = w.k / 16;
+    const uint32_t to_codes = (warp * 32 + row) * (TH_PIECE / 2) + ((u ^ (row & 1) * 4) * 16); /* row + 4 j: the same parity */
+    const uint32_t to_scales = TH_CODES + (warp * 32 + lane) * TH_SCALES;
+    uint32_t x = blockIdx.x;
+    for (;;) {
+        if (warp == 0) {
+            th_tell(a, w, told, at, x);
         }
-        const uint8_t *codes = (const uint8_t *)__ldcg((const uint64_t *)&e->code[warp]) + (uint64_t)row * row_bytes + u * 16;
-        const uint8_t *scales = (const uint8_t *)__ldcg((const uint64_t *)&e->scale[warp]) + (uint64_t)lane * row_scales;
-        const uint8_t *down = (const uint8_t *)__ldcg((const uint64_t *)&e->code[2]);
-        const uint8_t *down_scales = (const uint8_t *)__ldcg((const uint64_t *)&e->scale[2]);
-        for (uint32_t t0 = 0; t0 < s.up_tiles; t0 += TH_WG) {
-            for (uint32_t p = 0; p < s.n_pieces; ++p) {
-                for (uint32_t t = t0; t < t0 + TH_WG && t < s.up_tiles; ++t) {
-                    const uint32_t full = r.full + 8 * r.slot, to = r.smem + r.slot * TH_SLOT;
-                    const uint8_t *c = codes + (uint64_t)(t * 32) * row_bytes + p * part;
-                    const uint8_t *sc = scales + (uint64_t)(t * 32) * row_scales + p * part_scales;
-                    bar_wait(r.empty + 8 * r.slot, r.phase ^ 1);
-#pragma unroll 8
-                    for (uint32_t j = 0; j < units; ++j) {
-                        copy16_once(to + to_codes + j * rows * TH_PITCH, c + (uint64_t)(j * rows) * row_bytes, policy);
+        const th_round rd = th_next(told, at);
+        th_done(at);
+        if (rd.in == 0) {
+            break;
+        }
+        if (warp == 0) { /* the one after it, on its way while this one is copied */
+            x = lane == 0 ? gridDim.x + atomicAdd(a.taken + (DOWN ? 1 : 0), 1u) : 0;
+        }
+        const pmoe_ent *e = a.list + rd.i;
+        const uint32_t m = DOWN ? 2 : warp;
+        const uint64_t first = DOWN ? rd.t0 * 64 + warp * 32 : rd.t0 * 32;
+        const uint8_t *codes = (const uint8_t *)__ldcg((const uint64_t *)&e->code[m]) + (first + row) * row_bytes + u * 16;
+        const uint8_t *scales = (const uint8_t *)__ldcg((const uint64_t *)&e->scale[m]) + (first + lane) * row_scales;
+        for (uint32_t p = 0; p < w.pieces && rd.n; ++p) {
+            const bool whole = !DOWN || p * TH_PIECE + TH_PIECE <= w.k;
+            const uint8_t *c = codes + p * (TH_PIECE / 2), *sc = scales + p * TH_SCALES;
+            for (uint32_t t = 0; t < rd.in; ++t) {
+                const uint32_t to = r.smem + r.slot * TH_SLOT;
+                bar_wait(r.empty + 8 * r.slot, r.phase ^ 1);
+                if (whole || u < 4) {
+#pragma unroll
+                    for (uint32_t j = 0; j < 8; ++j) {
+                        copy16_once(to + to_codes + j * 4 * (TH_PIECE / 2), c + j * 4 * row_bytes, policy);
                     }
-                    copy16(to + to_scales, sc, 16);
-                    if (part_scales > 16) {
-                        copy16(to + to_scales + 16, sc + 16, 16);
-                    }
-                    copy_arrive(full);
-                    if (warp + lane == 0) { /* in the announcement's place */
-                        bar_arrive(full);
-                    }
-                    r.step<TH_SLOTS>(1);
                 }
+                if (!DOWN) {
+                    copy16(to + to_scales, sc, 16);
+                } else { /* rows of scales need not begin at multiples of 16 */
+                    copy8(to + to_scales, sc);
+                    if (whole) {
+                        copy8(to + to_scales + 8, sc + 8);
+                    }
+                }
+                copy_arrive(r.full + 8 * r.slot);
+                r.step<TH_SLOTS>(1);
+                c += (uint64_t)(DOWN ? 64 : 32) * row_bytes;
+                sc += (DOWN ? 64 : 32) * row_scales;
             }
         }
-        for (uint32_t t = 0; t < s.down_tiles; ++t) {
-            const uint32_t full = r.full + 8 * r.slot, to = r.smem + r.slot * TH_SLOT;
-            bar_wait(r.empty + 8 * r.slot, r.phase ^ 1);
-            if (warp + lane == 0) {
-                bar_expect(full, 64 * (a.inter / 2 + a.inter / 16));
-                copy_bulk_once(to, down + (uint64_t)t * 64 * (a.inter / 2), 64 * (a.inter / 2), full, policy);
-                copy_bulk_once(to + TH_CODES, down_scales + (uint64_t)t * 64 * (a.inter / 16), 64 * (a.inter / 16), full,
-                               policy);
-            }
-            copy_arrive(full);
-            r.step<TH_SLOTS>(1);
-        }
+        x = __shfl_sync(0xffffffffu, x, 0);
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-__device__ void th_tokens(const pmoe_thin_args &a, th_ring r, uint32_t lane, uint32_t n_list)
+/* Two warps, every other token each. */
+template <bool DOWN> __device__ void th_tokens(const pmoe_thin_args &a, th_told &told, th_ring at, th_ring r, uint32_t warp)
 {
-    const th_shape s = th_shape_of(a);
-    const uint32_t rounds = (s.up_tiles + TH_WG - 1) / TH_WG, parts = a.hidden / 256, b = lane / 8, u = lane & 7;
-    const uint8_t *m = a.m + (uint64_t)b * a.m_rows * 128;
-    for (uint32_t i = blockIdx.x; i < n_list; i += gridDim.x) {
-        const uint32_t n = __ldcg(&a.list[i].n), start = __ldcg(&a.list[i].start);
-        if (n == 0) {
-            continue;
+    const uint32_t k = DOWN ? a.inter : a.hidden, pieces = (k + TH_PIECE - 1) / TH_PIECE;
+    const uint32_t lane = threadIdx.x & 31, b = lane / 8, u = lane & 7, rows = DOWN ? a.h_rows : a.m_rows;
+    const uint8_t *from = (DOWN ? a.h : a.m) + (uint64_t)b * rows * 128;
+    for (;;) {
+        const th_round &rd = th_next(told, at);
+        const uint32_t in_round = rd.in, n = rd.n, start = rd.start;
+        th_done(at);
+        if (in_round == 0) {
+            break;
         }
-        const uint32_t mine = lane < n ? __ldcg(a.row + start + lane) : 0;
-        for (uint32_t k = 0; k < rounds; ++k) {
-            for (uint32_t p = 0; p < parts; ++p) {
-                const uint32_t full = r.full + 8 * r.slot, to = r.smem + r.slot * TH_B + b * TH_BLOCK;
-                bar_wait(r.empty + 8 * r.slot, r.phase ^ 1);
+        const uint32_t mine = 2 * lane + warp; /* the lane-th token of this warp */
+        const uint32_t row_of = mine >= n ? 0 : DOWN ? start + mine : __ldcg(a.row + start + mine);
+        for (uint32_t p = 0; p < pieces && n; ++p) {
+            const uint32_t to = r.smem + r.slot * TH_B + b * TH_BLOCK;
+            const uint8_t *s = from + (uint64_t)p * (TH_PIECE / 64) * rows * 128;
+            const bool in = p * TH_PIECE + b * 64 < k;
+            bar_wait(r.empty + 8 * r.slot, r.phase ^ 1);
 #pragma unroll 4
-                for (uint32_t j = 0; j < n; ++j) {
-                    const uint32_t row = __shfl_sync(0xffffffffu, mine, j);
-                    copy16(to + j * 128 + ((u ^ (j & 7)) * 16),
-                           m + ((uint64_t)p * 4 * a.m_rows + row) * 128 + ((u ^ (row & 7)) * 16), 16);
+            for (uint32_t j = 0; 2 * j + warp < n; ++j) {
+                const uint32_t row = __shfl_sync(0xffffffffu, row_of, j), col = 2 * j + warp;
+                if (in) {
+                    copy16(to + col * 128 + ((u ^ (col & 7)) * 16), s + (uint64_t)row * 128 + ((u ^ (row & 7)) * 16), 16);
                 }
-                copy_arrive(full);
-                r.step<TH_B_SLOTS>(1);
             }
+            copy_arrive(r.full + 8 * r.slot);
+            r.step<TH_B_SLOTS>(1);
         }
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
@@ -148,17 +203,17 @@ __device__ void th_tokens(const pmoe_thin_args &a, th_ring r, uint32_t lane, uin
 
 /* ---- multiplying ---------------------------------------------------------------------------- */
 
-/* 32 of K: word x of row g, y of the other one, their scales; tokens at b. What was multiplied before is done at
- * the return. */
+/* 32 of K: words x of row g, y of the other one, their scales; tokens at d. The products before these are done at the
+ * return, these under way: f is theirs until then. */
 template <int N>
-__device__ __forceinline__ void th_part(float *acc, uint32_t (&f)[2][4], uint32_t x, uint32_t y, uint32_t p0, uint32_t p1,
-                                        uint64_t b, bool first)
+__device__ __forceinline__ void th_part(float *acc, uint32_t (&f)[2][4], uint32_t x, uint32_t y, uint32_t p0, uint32_t p1, uint64_t d,
+                                        bool first)
 {
     gm_nibbles(f[0], f[1], 0, x, p0);
     gm_nibbles(f[0], f[1], 1, y, p1);
     wg_fence();
-    wg<N>::rs(acc, f[0], b, !first);
-    wg<N>::rs(acc, f[1], b + 2, 1);
+    wg<N>::rs(acc, f[0], d, !first);
+    wg<N>::rs(acc, f[1], d + 2, 1);
     wg_commit();
     wg_wait<1>();
 }
@@ -166,176 +221,189 @@ __device__ __forceinline__ void th_part(float *acc, uint32_t (&f)[2][4], uint32_
 /* 128 of K of rows at c0 and c1, scales at s0 and s1. */
 template <int N>
 __device__ __forceinline__ void th_step(float *acc, uint32_t (&f)[2][2][4], uint32_t c0, uint32_t c1, uint32_t s0, uint32_t s1,
-                                        uint32_t b, bool first)
+                                        uint64_t d, bool first)
 {
     const uint4 x = lds128(c0), y = lds128(c1);
     float2 u = e4m3x2_f((uint16_t)lds16(s0)), v = e4m3x2_f((uint16_t)lds16(s1));
     /* the scale carries 2^100: what is left is 2^-26 */
     u.x *= 0x1p100f, u.y *= 0x1p100f, v.x *= 0x1p100f, v.y *= 0x1p100f;
     uint32_t p0 = pack_bf16(u.x, u.x), p1 = pack_bf16(v.x, v.x);
-    const uint64_t d = wg_desc(b), d2 = wg_desc(b + TH_BLOCK);
     th_part<N>(acc, f[0], x.x, y.x, p0, p1, d, first);
     th_part<N>(acc, f[1], x.y, y.y, p0, p1, d + 4, false);
     p0 = pack_bf16(u.y, u.y), p1 = pack_bf16(v.y, v.y);
-    th_part<N>(acc, f[0], x.z, y.z, p0, p1, d2, false);
-    th_part<N>(acc, f[1], x.w, y.w, p0, p1, d2 + 4, false);
+    d += TH_BLOCK / 16;
+    th_part<N>(acc, f[0], x.z, y.z, p0, p1, d, false);
+    th_part<N>(acc, f[1], x.w, y.w, p0, p1, d + 4, false);
 }
 
-/* Up to N tokens of an entry. r: the ring of codes at the entry's first slot, b: that of tokens. */
-template <int N>
-__device__ __forceinline__ void th_entry(const pmoe_thin_args &a, const th_shape &s, const pmoe_ent &e, th_ring &r, th_ring &b,
-                                         uint32_t h)
+/* The same for every lane, and known to be. */
+__device__ __forceinline__ uint32_t uniform(uint32_t v)
 {
-    const uint32_t w = threadIdx.x / 32, lane = threadIdx.x & 31, wgi = w / 4, g = lane >> 2, q = lane & 3;
-    const uint32_t ww = w & 3;
-    const uint32_t per = s.piece / 256, parts = a.hidden / 256;
-    {
-        const uint32_t c = (ww * 8 + g) * TH_PITCH + q * 16, sc = TH_CODES + (ww * 8 + g) * 32 + q * 2;
-        for (uint32_t t0 = 0; t0 < s.up_tiles; t0 += TH_WG) {
-            const uint32_t in = s.up_tiles - t0 < TH_WG ? s.up_tiles - t0 : TH_WG;
-            if (wgi >= in) { /* no tile: the tokens pass by */
-                for (uint32_t p = 0; p < parts; ++p) {
-                    bar_wait(b.full + 8 * b.slot, b.phase);
-                    if (lane == 0) {
-                        bar_arrive(b.empty + 8 * b.slot);
-                    }
-                    b.template step<TH_B_SLOTS>(1);
-                }
-                r.template step<TH_SLOTS>(in * s.n_pieces);
-                continue;
-            }
-            uint32_t f[2][2][4];
-            float acc[N / 2];
+    return __shfl_sync(0xffffffffu, v, 0);
+}
+
+/* silu(gate) up of inner value i to its place in the rows of h. Of each pair of lanes one writes the even tokens. */
+template <int N>
+__device__ __forceinline__ void th_put_up(const pmoe_thin_args &a, const th_round &rd, const float *acc, uint32_t i,
+                                          uint32_t q)
+{
+    const uint32_t k = i & 127, x = k & 31, p = (x >> 3) * 4 + (x & 3);
+    const bool second = x & 4;
+    const uint32_t row = rd.start + 2 * q + (second ? 1 : 0);
+    uint8_t *h = a.h + gm_at(a.h_rows, row, (i >> 7) * 2 + (p >> 3), p & 7) + (k >> 5) * 4; /* row + 8 j: the same swizzle */
+    const float f0 = rd.factor[0], f1 = rd.factor[1];
 #pragma unroll
-            for (int i = 0; i < N / 2; ++i) {
-                acc[i] = 0.0f;
-            }
-            r.template step<TH_SLOTS>(wgi);
-            uint32_t prev = 0;
-            for (uint32_t p = 0; p < s.n_pieces; ++p) {
-                bar_wait(r.full + 8 * r.slot, r.phase);
-                const uint32_t st = r.smem + r.slot * TH_SLOT;
-                for (uint32_t o = 0; o < per; ++o) {
-                    bar_wait(b.full + 8 * b.slot, b.phase);
-                    fence_async();
-                    const uint32_t at = b.smem + b.slot * TH_B;
-                    const bool first = p + o == 0;
-                    const uint32_t k = st + c + o * 128, ks = st + sc + o * 16;
-                    th_step<N>(acc, f, k, k + 32 * TH_PITCH, ks, ks + 32 * 32, at, first);
-                    if (!first && lane == 0) { /* what was multiplied before this step is done */
-                        bar_arrive(b.empty + 8 * prev);
-                    }
-                    th_step<N>(acc, f, k + 64, k + 64 + 32 * TH_PITCH, ks + 8, ks + 8 + 32 * 32, at + 2 * TH_BLOCK, false);
-                    prev = b.slot;
-                    b.template step<TH_B_SLOTS>(1);
-                }
-                __syncwarp();
-                if (lane == 0) {
-                    bar_arrive(r.empty + 8 * r.slot);
-                }
-                r.template step<TH_SLOTS>(p + 1 < s.n_pieces ? in : in - wgi);
-            }
-            wg_wait<0>();
-            wg_pin<N / 2>(acc);
-            if (lane == 0) {
-                bar_arrive(b.empty + 8 * prev);
-            }
-            const uint32_t i = (t0 + wgi) * 32 + ww * 8 + g, k = i & 127, x = k & 31, p = (x >> 3) * 4 + (x & 3);
-            const uint32_t to = h + ((i >> 7) * 2 + (p >> 3)) * TH_BLOCK + (2 * (k >> 5) + ((x >> 2) & 1)) * 2;
-#pragma unroll
-            for (int j = 0; j < N / 8; ++j) {
-#pragma unroll
-                for (int o = 0; o < 2; ++o) {
-                    const uint32_t col = 8 * j + 2 * q + o;
-                    const float v = gm_silu(acc[4 * j + o] * e.factor[0]) * (acc[4 * j + 2 + o] * e.factor[1]);
-                    sts16(to + col * 128 + (((p & 7) ^ (col & 7)) * 16), (uint16_t)pack_bf16(v, v));
-                }
+    for (int j = 0; j < N / 8; ++j) {
+        if (8 * j < rd.n) {
+            const float v0 = gm_silu(acc[4 * j] * f0) * (acc[4 * j + 2] * f1);
+            const float v1 = gm_silu(acc[4 * j + 1] * f0) * (acc[4 * j + 3] * f1);
+            const float got = __shfl_xor_sync(0xffffffffu, second ? v0 : v1, 16);
+            if (8 * j + 2 * q + (second ? 1 : 0) < rd.n) {
+                *(uint32_t *)(h + 1024 * j) = second ? pack_bf16(got, v1) : pack_bf16(v0, got);
             }
         }
     }
-    fence_async();
-    multiply_sync();
-    const uint32_t pitch = a.inter / 2, pitch_s = a.inter / 16;
-    const uint32_t c = (ww * 16 + g) * pitch + q * 16, sc = TH_CODES + (ww * 16 + g) * pitch_s + q * 2;
-    const uint32_t mine = wgi < s.down_tiles ? wgi : s.down_tiles;
-    r.template step<TH_SLOTS>(mine);
-    for (uint32_t t = wgi; t < s.down_tiles; t += TH_WG) {
-        uint32_t f[2][2][4];
-        float acc[N / 2];
+}
+
+template <int N>
+__device__ __forceinline__ void th_put_down(const pmoe_thin_args &a, const th_round &rd, const float *acc, uint32_t m,
+                                            uint32_t q)
+{
+    const float f = rd.factor[2];
+    float *out = a.out + (uint64_t)(rd.out + 2 * q) * a.hidden + m;
 #pragma unroll
-        for (int i = 0; i < N / 2; ++i) {
-            acc[i] = 0.0f;
+    for (int j = 0; j < N / 8; ++j) {
+#pragma unroll
+        for (int o = 0; o < 2; ++o) {
+            if (8 * j + 2 * q + o < rd.n) {
+                float *y = out + (uint64_t)(8 * j + o) * a.hidden;
+                y[0] = acc[4 * j + o] * f;
+                y[8] = acc[4 * j + 2 + o] * f;
+            }
         }
+    }
+}
+
+/* A tile of a round, up to N tokens; rings at the round's first slots. */
+template <bool DOWN, int N>
+__device__ __forceinline__ void th_tile(const pmoe_thin_args &a, const th_round &rd, th_ring &r, th_ring &b)
+{
+    const uint32_t k_all = DOWN ? a.inter : a.hidden, pieces = (k_all + TH_PIECE - 1) / TH_PIECE, in = rd.in;
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x & 31, wgi = warp / 4, ww = warp & 3, g = lane >> 2, q = lane & 3;
+    /* rows: of gate, 32 further those of up; or of down, and eight further */
+    constexpr uint32_t OTHER = DOWN ? 8 : 32;
+    const uint32_t row = ww * (DOWN ? 16 : 8) + g;
+    const uint32_t c = r.smem + row * (TH_PIECE / 2) + q * 16 + (g & 1) * 64, sc = r.smem + TH_CODES + row * TH_SCALES + q * 2;
+    float acc[N / 2];
+    uint32_t f[2][2][4];
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+        acc[i] = 0.0f;
+    }
+    r.step<TH_SLOTS>(wgi);
+    uint32_t prev = 0;
+    for (uint32_t p = 0; p < pieces; ++p) {
         bar_wait(r.full + 8 * r.slot, r.phase);
-        const uint32_t st = r.smem + r.slot * TH_SLOT;
-        for (uint32_t k = 0; k < a.inter / 128; ++k) {
-            const uint32_t x = st + c + k * 64, xs = st + sc + k * 8;
-            th_step<N>(acc, f, x, x + 8 * pitch, xs, xs + 8 * pitch_s, h + k * 2 * TH_BLOCK, k == 0);
+        bar_wait(b.full + 8 * b.slot, b.phase);
+        fence_async();
+        const uint64_t d = wg_desc(uniform(b.smem + b.slot * TH_B));
+        const uint32_t k = c + r.slot * TH_SLOT, ks = sc + r.slot * TH_SLOT;
+        th_step<N>(acc, f, k, k + OTHER * (TH_PIECE / 2), ks, ks + OTHER * TH_SCALES, d, p == 0);
+        if (p && lane == 0) { /* its last products are done */
+            bar_arrive(b.empty + 8 * prev);
+        }
+        if (!DOWN || p * TH_PIECE + 128 < k_all) {
+            th_step<N>(acc, f, k ^ 64, (k ^ 64) + OTHER * (TH_PIECE / 2), ks + 8, ks + 8 + OTHER * TH_SCALES, d + 2 * TH_BLOCK / 16,
+                       false);
         }
         __syncwarp();
         if (lane == 0) {
             bar_arrive(r.empty + 8 * r.slot);
         }
-        r.template step<TH_SLOTS>(t + TH_WG < s.down_tiles ? TH_WG : s.down_tiles - t);
-        wg_wait<0>();
-        wg_pin<N / 2>(acc);
-        float *out = a.out + (uint64_t)(e.out + 2 * q) * a.hidden + t * 64 + ww * 16 + g;
-#pragma unroll
-        for (int j = 0; j < N / 8; ++j) {
-#pragma unroll
-            for (int o = 0; o < 2; ++o) {
-                if (8 * j + 2 * q + o < e.n) {
-                    float *y = out + (uint64_t)(8 * j + o) * a.hidden;
-                    y[0] = acc[4 * j + o] * e.factor[2];
-                    y[8] = acc[4 * j + 2 + o] * e.factor[2];
-                }
-            }
-        }
+        prev = b.slot;
+        b.step<TH_B_SLOTS>(1);
+        r.step<TH_SLOTS>(p + 1 < pieces ? in : in - wgi);
     }
-    multiply_sync(); /* before the next entry's values take this one's place */
+    wg_wait<0>();
+    wg_pin<N / 2>(acc);
+    if (lane == 0) {
+        bar_arrive(b.empty + 8 * prev);
+    }
+    if (DOWN) {
+        th_put_down<N>(a, rd, acc, (rd.t0 + wgi) * 64 + ww * 16 + g, q);
+    } else {
+        th_put_up<N>(a, rd, acc, (rd.t0 + wgi) * 32 + ww * 8 + g, q);
+    }
 }
 
-__global__ void __launch_bounds__(TH_THREADS, 1) pmoe_thin_kernel(const __grid_constant__ pmoe_thin_args a)
+template <bool DOWN> __device__ __forceinline__ void th_multiply(const pmoe_thin_args &a, th_told &told, th_ring at, th_ring r, th_ring b)
+{
+    const uint32_t wgi = threadIdx.x / 128, lane = threadIdx.x & 31, pieces = ((DOWN ? a.inter : a.hidden) + TH_PIECE - 1) / TH_PIECE;
+    for (;;) {
+        const th_round &rd = th_next(told, at);
+        if (rd.in == 0) {
+            break;
+        }
+        if (rd.n == 0) {
+        } else if (wgi >= rd.in) { /* no tile: the tokens pass by */
+            for (uint32_t p = 0; p < pieces; ++p) {
+                bar_wait(b.full + 8 * b.slot, b.phase);
+                if (lane == 0) {
+                    bar_arrive(b.empty + 8 * b.slot);
+                }
+                b.step<TH_B_SLOTS>(1);
+                r.step<TH_SLOTS>(rd.in);
+            }
+        } else if (rd.n <= 24) {
+            th_tile<DOWN, 24>(a, rd, r, b);
+        } else if (rd.n <= 32) {
+            th_tile<DOWN, 32>(a, rd, r, b);
+        } else {
+            th_tile<DOWN, PMOE_THIN>(a, rd, r, b);
+        }
+        th_done(at);
+    }
+}
+
+template <bool DOWN> __global__ void __launch_bounds__(TH_THREADS, 1) pmoe_thin_kernel(const __grid_constant__ pmoe_thin_args a)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ uint8_t th_sm[];
     __shared__ uint64_t bars[2 * (TH_SLOTS + TH_B_SLOTS)];
+    __shared__ th_told told;
     pdl_next();
     const uint32_t base = (smem_addr(th_sm) + 1023u) & ~1023u;
-    th_ring r = {smem_addr(bars), smem_addr(bars + TH_SLOTS), base + TH_RING0, 0, 0};
-    th_ring b = {smem_addr(bars + 2 * TH_SLOTS), smem_addr(bars + 2 * TH_SLOTS + TH_B_SLOTS), base, 0, 0};
+    const th_ring r = {smem_addr(bars), smem_addr(bars + TH_SLOTS), base + TH_B_SLOTS * TH_B, 0, 0};
+    const th_ring b = {smem_addr(bars + 2 * TH_SLOTS), smem_addr(bars + 2 * TH_SLOTS + TH_B_SLOTS), base, 0, 0};
+    const th_ring at = {smem_addr(told.full), smem_addr(told.empty), 0, 0, 0};
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < TH_SLOTS; ++i) {
-            bar_init(r.full + 8 * i, 65); /* two warps' copies, and the announcement of the bulk ones */
+            bar_init(r.full + 8 * i, 64); /* two warps' copies */
             bar_init(r.empty + 8 * i, 4);
         }
         for (uint32_t i = 0; i < TH_B_SLOTS; ++i) {
-            bar_init(b.full + 8 * i, 32);
+            bar_init(b.full + 8 * i, 64);
             bar_init(b.empty + 8 * i, TH_WG * 4);
+        }
+        for (uint32_t i = 0; i < TH_ROUNDS; ++i) {
+            bar_init(at.full + 8 * i, 1);
+            bar_init(at.empty + 8 * i, TH_READERS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
     pdl_wait();
-    const uint32_t n_list = __ldcg(a.n_list);
-    const uint32_t lane = threadIdx.x & 31;
-    if (threadIdx.x >= TH_WG * 128 + 64) {
-        th_tokens(a, b, lane, n_list);
-    } else if (threadIdx.x >= TH_WG * 128) {
-        th_codes(a, r, threadIdx.x / 32 - TH_WG * 4, lane, n_list);
-    } else {
-        const th_shape s = th_shape_of(a);
-        for (uint32_t i = blockIdx.x; i < n_list; i += gridDim.x) {
-            const pmoe_ent e = pmoe_get(a.list + i);
-            if (e.n == 0) {
-                continue;
-            }
-            if (e.n <= 24) {
-                th_entry<24>(a, s, e, r, b, base + TH_H0);
-            } else {
-                th_entry<32>(a, s, e, r, b, base + TH_H0);
-            }
+    const uint32_t warp = threadIdx.x / 32;
+    if (warp >= TH_WG * 4) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        if (warp >= TH_WG * 4 + 2) {
+            th_tokens<DOWN>(a, told, at, b, warp - (TH_WG * 4 + 2));
+        } else {
+            th_codes<DOWN>(a, told, at, r, warp - TH_WG * 4);
         }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
+        th_multiply<DOWN>(a, told, at, r, b);
     }
 #else
     (void)a;
@@ -344,11 +412,11 @@ __global__ void __launch_bounds__(TH_THREADS, 1) pmoe_thin_kernel(const __grid_c
 
 bool pmoe_thin_takes(uint32_t hidden, uint32_t inter)
 {
-    return hidden % 256 == 0 && inter % 128 == 0 && inter <= TH_MAX_INTER;
+    return hidden % TH_PIECE == 0 && inter % 128 == 0;
 }
 
-int pmoe_thin(struct qx_queue *q, pmoe_thin_args a)
+int pmoe_thin(struct qx_queue *q, const pmoe_thin_args &a)
 {
-    const uint32_t n = a.most < (uint32_t)q->n_sm ? a.most : (uint32_t)q->n_sm;
-    return launch(q, "moe", pmoe_thin_kernel, dim3(n), dim3(TH_THREADS), TH_SMEM, a);
+    const int r = launch(q, "moe", pmoe_thin_kernel<false>, dim3(q->n_sm), dim3(TH_THREADS), TH_SMEM, a);
+    return r ? r : launch(q, "moe", pmoe_thin_kernel<true>, dim3(q->n_sm), dim3(TH_THREADS), TH_SMEM, a);
 }

@@ -274,7 +274,7 @@ extern "C" int qx_cuda_qsa_select(struct qx_queue *q, const struct qx_op_qsa_sel
     if (select_prompt_fits(q, o)) {
         return select_prompt(q, o);
     }
-    if (select_few_fits(o)) {
+    if (select_few_fits(q, o)) {
         return select_few(q, o);
     }
     if (n > QX_N_TICKETS || o->i_dim % 32 || o->i_dim > QSA_MAX_DIM) {

@@ -193,7 +193,7 @@ bool attend_prompt_fits(const struct qx_queue *q, const struct qx_op_qsa_attend 
 int attend_prompt(struct qx_queue *q, const att_args &a);
 
 /* The kernels for few rows (qsa_few.cu), where they can take the op. */
-bool select_few_fits(const struct qx_op_qsa_select *o);
+bool select_few_fits(const struct qx_queue *q, const struct qx_op_qsa_select *o);
 int select_few(struct qx_queue *q, const struct qx_op_qsa_select *o);
 bool attend_few_fits(const struct qx_queue *q, const struct qx_op_qsa_attend *o);
 int attend_few(struct qx_queue *q, const att_args &a);

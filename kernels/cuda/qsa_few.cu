@@ -11,7 +11,7 @@
 
 /* ---- selection ------------------------------------------------------------------------------ */
 
-enum { FS_T = 1024, FS_KEYS = FS_T / 8, FS_REGS = 33, FS_BINS = 2048 };
+enum { FS_T = 1024, FS_KEYS = FS_T / 8, FS_MAX = 33, FS_BINS = 2048 };
 
 struct cut_smem {
     uint32_t hist[FS_BINS];
@@ -42,29 +42,39 @@ __device__ __forceinline__ uint32_t sum_before(uint32_t v, uint32_t *sums)
 }
 
 /* The k largest of n <= 33792 scores, ties to the lower number, ascending. All threads of one block. Scores are
- * >= 0 or NaN. */
-template <int J> /* n <= 1024 J */
-__device__ __forceinline__ void cut_blocks(cut_smem &s, const float *score, uint32_t n, uint32_t k, int32_t *out)
+ * >= 0 or NaN. keys: shared memory for (n + 1023) / 1024 * 1024 of them. Loops are not unrolled far: this code comes from
+ * device memory, as the weights of a token push it out of L2, and its size is what it costs. */
+__device__ __forceinline__ void cut_blocks(cut_smem &s, uint32_t *keys, const float *score, uint32_t n, uint32_t k,
+                                           int32_t *out)
 {
     const uint32_t tid = threadIdx.x, lane = tid & 31, warp = tid / 32;
     const uint32_t per = ((n + 1023) / 1024) * 32, base = warp * per + lane; /* a warp has `per` in a row */
-    uint32_t key[J], lo = 0xffffffffu, hi = 0;
+    const uint32_t J = per / 32;
+    uint32_t lo = 0xffffffffu, hi = 0;
+    uint32_t *key = keys + base; /* the thread's j-th: key[32 j] */
+    for (uint32_t j0 = 0; j0 < J; j0 += 4) {
+        float x[4];
 #pragma unroll
-    for (int j = 0; j < J; ++j) {
-        const uint32_t i = base + j * 32;
-        /* bits order them; 0 is the score zero, and what is past the end never counts */
-        key[j] = i < n && j * 32 < per ? __float_as_uint(__ldcg(score + i)) & 0x7fffffffu : 0;
+        for (uint32_t e = 0; e < 4; ++e) {
+            const uint32_t i = base + (j0 + e) * 32;
+            x[e] = i < n && j0 + e < J ? __ldcg(score + i) : 0.0f;
+        }
+#pragma unroll
+        for (uint32_t e = 0; e < 4; ++e) {
+            if (j0 + e < J) {
+                /* bits order them; 0 is the score zero, and what is past the end never counts */
+                const uint32_t v = __float_as_uint(x[e]) & 0x7fffffffu;
+                key[(j0 + e) * 32] = v;
+                lo = v && v < lo ? v : lo;
+                hi = v > hi ? v : hi;
+            }
+        }
     }
     if (tid == 0) {
         s.lo = 0xffffffffu;
         s.hi = 0;
     }
     __syncthreads();
-#pragma unroll
-    for (int j = 0; j < J; ++j) {
-        lo = key[j] && key[j] < lo ? key[j] : lo;
-        hi = key[j] > hi ? key[j] : hi;
-    }
     lo = __reduce_min_sync(0xffffffffu, lo);
     hi = __reduce_max_sync(0xffffffffu, hi);
     if (lane == 0) {
@@ -82,10 +92,11 @@ __device__ __forceinline__ void cut_blocks(cut_smem &s, const float *score, uint
         s.hist[tid] = 0;
         s.hist[tid + FS_T] = 0;
         __syncthreads();
-#pragma unroll
-        for (int j = 0; j < J; ++j) {
-            if (j * 32 < per && key[j] >= lo && key[j] - lo <= range) {
-                atomicAdd(&s.hist[(key[j] - lo) >> shift], 1u);
+#pragma unroll 1
+        for (uint32_t j = 0; j < J; ++j) {
+            const uint32_t v = key[j * 32];
+            if (v >= lo && v - lo <= range) {
+                atomicAdd(&s.hist[(v - lo) >> shift], 1u);
             }
         }
         __syncthreads();
@@ -128,12 +139,10 @@ __device__ __forceinline__ void cut_blocks(cut_smem &s, const float *score, uint
         __syncthreads();
     }
     uint32_t gt = 0, eq = 0;
-#pragma unroll
-    for (int j = 0; j < J; ++j) {
-        if (j * 32 < per) {
-            gt += __popc(__ballot_sync(0xffffffffu, key[j] > cut));
-            eq += __popc(__ballot_sync(0xffffffffu, key[j] == cut && base + j * 32 < n));
-        }
+#pragma unroll 1
+    for (uint32_t j = 0; j < J; ++j) {
+        gt += __popc(__ballot_sync(0xffffffffu, key[j * 32] > cut));
+        eq += __popc(__ballot_sync(0xffffffffu, key[j * 32] == cut && base + j * 32 < n));
     }
     if (lane == 0) {
         s.sums[warp] = gt << 16 | eq;
@@ -144,18 +153,16 @@ __device__ __forceinline__ void cut_blocks(cut_smem &s, const float *score, uint
     g = __reduce_add_sync(0xffffffffu, g);
     e = __reduce_add_sync(0xffffffffu, e);
     const uint32_t below = (1u << lane) - 1;
-#pragma unroll
-    for (int j = 0; j < J; ++j) {
-        if (j * 32 < per) {
-            const bool is_gt = key[j] > cut, is_eq = key[j] == cut && base + j * 32 < n;
-            const uint32_t gm = __ballot_sync(0xffffffffu, is_gt), em = __ballot_sync(0xffffffffu, is_eq);
-            const uint32_t e_at = e + __popc(em & below);
-            if (is_gt || (is_eq && e_at < left)) {
-                out[g + __popc(gm & below) + (e_at < left ? e_at : left)] = (int32_t)(base + j * 32);
-            }
-            g += __popc(gm);
-            e += __popc(em);
+#pragma unroll 1
+    for (uint32_t j = 0; j < J; ++j) {
+        const bool is_gt = key[j * 32] > cut, is_eq = key[j * 32] == cut && base + j * 32 < n;
+        const uint32_t gm = __ballot_sync(0xffffffffu, is_gt), em = __ballot_sync(0xffffffffu, is_eq);
+        const uint32_t e_at = e + __popc(em & below);
+        if (is_gt || (is_eq && e_at < left)) {
+            out[g + __popc(gm & below) + (e_at < left ? e_at : left)] = (int32_t)(base + j * 32);
         }
+        g += __popc(gm);
+        e += __popc(em);
     }
 }
 
@@ -164,6 +171,7 @@ __global__ void __launch_bounds__(FS_T) qsa_select_few(const __grid_constant__ s
     __shared__ __align__(16) float iq[4 * 128];
     __shared__ cut_smem cut;
     __shared__ bool last;
+    extern __shared__ uint32_t keys[];
     pdl_next();
     const uint32_t r = blockIdx.y, tid = threadIdx.x, l = tid & 7;
     const int32_t pos = __ldcg(a.step.pos + r), seq = __ldcg(a.step.seq + r);
@@ -241,22 +249,19 @@ __global__ void __launch_bounds__(FS_T) qsa_select_few(const __grid_constant__ s
     __syncthreads();
     if (last) {
         __threadfence();
-        int32_t *out = a.block + (uint64_t)r * a.budget;
-        if (nb <= 1024) {
-            cut_blocks<1>(cut, score, nb, a.budget, out);
-        } else if (nb <= 2048) {
-            cut_blocks<2>(cut, score, nb, a.budget, out);
-        } else if (nb <= 8192) {
-            cut_blocks<8>(cut, score, nb, a.budget, out);
-        } else {
-            cut_blocks<FS_REGS>(cut, score, nb, a.budget, out);
-        }
+        cut_blocks(cut, keys, score, nb, a.budget, a.block + (uint64_t)r * a.budget);
     }
 }
 
-bool select_few_fits(const struct qx_op_qsa_select *o)
+static uint32_t select_few_bytes(const struct qx_op_qsa_select *o)
 {
-    return o->step->n_rows <= 64 && o->i_heads == 4 && o->i_dim == 128 && o->kv.bf16 && o->max_blocks <= FS_T * FS_REGS &&
+    return (o->max_blocks + FS_T - 1) / FS_T * FS_T * 4;
+}
+
+bool select_few_fits(const struct qx_queue *q, const struct qx_op_qsa_select *o)
+{
+    return o->step->n_rows <= 64 && o->i_heads == 4 && o->i_dim == 128 && o->kv.bf16 && o->max_blocks <= FS_T * FS_MAX &&
+           select_few_bytes(o) + 16 * 1024 <= (uint32_t)q->smem_max &&
            (((uintptr_t)o->iq | (uintptr_t)o->kv.pooled) & 15) == 0;
 }
 
@@ -267,7 +272,8 @@ int select_few(struct qx_queue *q, const struct qx_op_qsa_select *o)
     const uint32_t n = o->step->n_rows, need = (o->max_blocks + FS_KEYS - 1) / FS_KEYS;
     const uint32_t most = n == 1 ? (uint32_t)q->n_sm : n <= 4 ? 64 : n <= 16 ? 16 : 8;
     const uint32_t blocks = o->max_blocks <= o->budget_blocks ? 1 : need < most ? need : most;
-    return launch(q, "qsa_select", qsa_select_few, dim3(blocks, n), dim3(FS_T), 0, a);
+    return launch(q, "qsa_select", qsa_select_few, dim3(blocks, n), dim3(FS_T),
+                  select_few_bytes(o), a);
 }
 
 /* ---- attention ------------------------------------------------------------------------------ */

@@ -47,6 +47,7 @@ __device__ __forceinline__ void fence_async()
 #define WG_S8 WG_S4 ",%4,%5,%6,%7"
 #define WG_S12 WG_S8 ",%8,%9,%10,%11"
 #define WG_S16 WG_S8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define WG_S24 WG_S16 ",%16,%17,%18,%19,%20,%21,%22,%23"
 #define WG_S32 WG_S16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define WG_S48 WG_S32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define WG_S64 WG_S48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
@@ -60,6 +61,7 @@ __device__ __forceinline__ void fence_async()
 #define WG_O8(i) WG_O4(i), WG_O4(i + 4)
 #define WG_O12(i) WG_O8(i), WG_O4(i + 8)
 #define WG_O16(i) WG_O8(i), WG_O8(i + 8)
+#define WG_O24(i) WG_O16(i), WG_O8(i + 16)
 #define WG_O32(i) WG_O16(i), WG_O16(i + 16)
 #define WG_O48(i) WG_O32(i), WG_O16(i + 32)
 #define WG_O64(i) WG_O32(i), WG_O32(i + 32)
@@ -103,6 +105,7 @@ WG_DEFINE(8, 4, 4, 5, 6, 7, 8, 9)
 WG_DEFINE(16, 8, 8, 9, 10, 11, 12, 13)
 WG_DEFINE(24, 12, 12, 13, 14, 15, 16, 17)
 WG_DEFINE(32, 16, 16, 17, 18, 19, 20, 21)
+WG_DEFINE(48, 24, 24, 25, 26, 27, 28, 29)
 WG_DEFINE(64, 32, 32, 33, 34, 35, 36, 37)
 WG_DEFINE(96, 48, 48, 49, 50, 51, 52, 53)
 WG_DEFINE(128, 64, 64, 65, 66, 67, 68, 69)
