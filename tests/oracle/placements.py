@@ -2,14 +2,15 @@
 """The n-gram table of the released size on the device, on the host and on disk: the same tokens, and memory as planned.
 
 usage: placements.py QX_RUN DIRECTORY [--layout nvfp4-ple] [--device cuda] [--ctx 8192] [-n 64] [--layers 4]
-                     [--experts 16]
+                     [--experts 16] [--only-make]
 
 Makes (or takes) a sparse checkpoint of the released widths and table in DIRECTORY (tests/gen/big.py) with few layers
 and experts, and fills what tokens depend on with random values: the whole table, the PLE projections, embedding, head
 and the last mixer; the layers stay zero. Generates from one prompt with each placement and demands equal tokens that
 are not all alike, device memory within 2 % of the plan or 256 MiB, and no wait and no allocation in decoding with the
 table on the device or the host. The table of nvfp4-ple takes 29 GB of DIRECTORY (and, placed on the host, of memory),
-that of mixed 51 GB.
+that of mixed 51 GB. Memory is counted for the whole device: nothing else may run on it (--only-make needs no device,
+and what it made is taken by the next run).
 """
 import argparse
 import collections
@@ -111,13 +112,18 @@ def main():
     ap.add_argument('--layers', type=int, default=4)
     ap.add_argument('--experts', type=int, default=16)
     ap.add_argument('-n', type=int, default=64)
+    ap.add_argument('--only-make', action='store_true')
     a = ap.parse_args()
     start = time.time()
-    if not (a.directory / 'config.json').exists():
+    filled = a.directory.with_name(a.directory.name + '.filled')
+    if not (filled.exists() and (a.directory / 'config.json').exists()):
         make(a)
-    with multiprocessing.Pool(min(12, os.cpu_count())) as pool:
-        pool.map(fill, jobs(a.directory), chunksize=1)
-    print(f'made in {time.time() - start:.1f} s', flush=True)
+        with multiprocessing.Pool(min(12, os.cpu_count())) as pool:
+            pool.map(fill, jobs(a.directory), chunksize=1)
+        filled.touch()
+        print(f'made in {time.time() - start:.1f} s', flush=True)
+    if a.only_make:
+        return 0
     tokens = [int(v) for v in np.random.default_rng(5).integers(2, 248000, 48)]
     ok, first = True, None
     for table in ('device', 'host', 'disk'):
