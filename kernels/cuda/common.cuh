@@ -20,6 +20,13 @@ extern "C" {
 /* Tickets: counters that are zero between kernels (the last block of a kernel resets its own). */
 #define QX_N_TICKETS 16384
 
+/* Words of a value and, in the high half, the number of the launch that wrote it, so that readers can wait for
+ * the data itself: those of the mixers, those of the router, and what counts their launches. */
+#define QX_HC_WORDS 131072
+#define QX_ROUTE_WORDS 65536
+#define QX_N_NUMBERS 64
+#define QX_N_WORDS (QX_HC_WORDS + QX_ROUTE_WORDS + QX_N_NUMBERS)
+
 struct qx_cuda; /* the backend, cuda_backend.cu */
 
 struct qx_queue {
@@ -33,9 +40,12 @@ struct qx_queue {
     bool failed;
     bool capturing;
     bool by_registers;      /* launch_alone: how the last such kernel keeps a multiprocessor to itself */
+    uint64_t alone_at;      /* and n_launches right after it */
     struct qx_error first;  /* the first failure since the last wait */
     uint8_t *ws;            /* workspace of ops, WS_BYTES */
     unsigned *tickets;      /* QX_N_TICKETS zeros */
+    uint64_t *words, *route_words; /* what blocks of a kernel tell each other */
+    unsigned *numbers;      /* of launches: [0] mixers, [1 + group] routers */
     uint64_t n_launches;
     struct {
         uint64_t at;        /* n_launches right after a router that lets others start only after its wait */
@@ -151,6 +161,20 @@ __device__ __forceinline__ float sigmoid_f(float x)
 __device__ __forceinline__ float silu_f(float x)
 {
     return x / (1.0f + expf(-x));
+}
+
+/* ---- words (QX_N_WORDS) ----------------------------------------------------------------------- */
+
+__device__ __forceinline__ uint64_t word_read(const uint64_t *p)
+{
+    uint64_t v;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ void word_post(uint64_t *p, float v, uint32_t number)
+{
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"((uint64_t)number << 32 | __float_as_uint(v))
+                 : "memory");
 }
 
 /* ---- codes ---------------------------------------------------------------------------------- */

@@ -181,6 +181,7 @@ static void cu_queue_destroy(struct qx_queue *q)
     }
     cudaFree(q->ws);
     cudaFree(q->tickets);
+    cudaFree(q->words);
     delete q;
 }
 
@@ -205,6 +206,14 @@ static int cu_queue_create(struct qx_backend *be, struct qx_queue **out, struct 
     }
     if (e == cudaSuccess) {
         e = cudaMalloc((void **)&q->tickets, QX_N_TICKETS * sizeof(unsigned));
+    }
+    if (e == cudaSuccess) {
+        e = cudaMalloc((void **)&q->words, QX_N_WORDS * sizeof(uint64_t));
+    }
+    if (e == cudaSuccess) {
+        q->route_words = q->words + QX_HC_WORDS;
+        q->numbers = (unsigned *)(q->route_words + QX_ROUTE_WORDS);
+        e = cudaMemset(q->words, 0, QX_N_WORDS * sizeof(uint64_t));
     }
     if (e == cudaSuccess) {
         probe_kernel<<<1, 1, 0, q->stream>>>(q->tickets);
@@ -415,7 +424,7 @@ extern "C" int qx_backend_cuda_create(struct qx_backend **out, int device, struc
     b->name = "cuda";
     b->device = device;
     b->host_memory = false;
-    b->queue_bytes = QX_CUDA_WORKSPACE_BYTES + QX_N_TICKETS * sizeof(unsigned);
+    b->queue_bytes = QX_CUDA_WORKSPACE_BYTES + QX_N_TICKETS * sizeof(unsigned) + QX_N_WORDS * sizeof(uint64_t);
     b->ops = &cuda_ops;
     b->info = cu_info;
     b->mem_alloc = cu_mem_alloc;

@@ -1,8 +1,8 @@
-/* hc.cu: hyper-connection module. With inputs of products rounded to bf16 it is that of hc_stream.cu; here
- * are the write-back alone and, for precise inputs and odd shapes, two kernels on tiles. The first normalises the streams (with the block's
- * output added on the fly) and multiplies with the down and inject matrices, a stream and 16 rows a
- * block; the second adds up the streams, multiplies with the up matrix, mixes, and is the one that
- * writes the streams back, since there each element belongs to one block. */
+/* hc.cu: hyper-connection module. With BF16 matrices of the released width and inputs of products rounded to bf16
+ * it is that of hc_stream.cu; here are the write-back alone and, for everything else, two kernels on tiles. The first
+ * normalises the streams (with the block's output added on the fly) and multiplies with the down and inject matrices,
+ * a stream and 16 rows a block; the second adds up the streams, multiplies with the up matrix, mixes, and is the one
+ * that writes the streams back, since there each element belongs to one block. */
 #include "prompt.h"
 #include "tile.cuh"
 

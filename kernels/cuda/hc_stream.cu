@@ -1,403 +1,430 @@
-/* hc_stream.cu: hyper-connection with inputs of products rounded to bf16, in two kernels that each hold all
- * of their weights in shared memory before the op before has ended: what is left after it is the way of the
- * activations. The first takes a slice of columns inside one stream and some rows of down (and inject) a
- * block; it needs the whole stream for its norm, with the block's output added on the fly. The second takes
- * some columns of all streams a block: it adds up the slices, multiplies with up, mixes, and is the one that
- * writes the streams back, since there each element belongs to one block.
+/* hc_stream.cu: hyper-connection of the released width with BF16 matrices and inputs of products rounded to bf16, in
+ * one kernel of a block a multiprocessor, all of which run at once. A block holds ten rows of down in one stream's
+ * columns and all of up for twenty columns of m; four more hold inject, a stream each. All of it is in shared memory
+ * before the op before has ended, and what is left is a chain of latencies: hence a thread has few instructions, and
+ * sizes are constants.
  *
- * Slices depend on the matrix only, so that a row's bits depend neither on the device nor on the number of
- * rows. */
+ * First a block normalises its stream and multiplies with down or inject; then it needs what the others found. Sums
+ * travel as words of a value and the number of this launch (common.cuh), which readers poll: no barrier, and no
+ * fence, since a word says by itself that it has arrived. The number comes from a counter that the last block moves
+ * on when it has seen words of every block, none of which reads it again. Streams are written back behind the
+ * sums too, since other blocks read them until then; 1 / rms comes from the last block to read a stream.
+ *
+ * Sums depend on the matrices only: of a row of down in a stream warp w adds the pairs of steps w, w + HC_WARPS, ..,
+ * of a row of up one warp adds all, four quarters of a pair apart, so that a row's bits do not depend on the
+ * number of rows. */
 #include "stream.cuh"
 
-#define HC_THREADS 512u
-#define HC_WARPS (HC_THREADS / 32)
-#define HC_BATCH 8u /* rows of activations normalised at once */
+#define HC_C 4u
+#define HC_HIDDEN 2560u
+#define HC_RANK 320u
+#define HC_WARPS 10u
+#define HC_THREADS (HC_WARPS * 32)
+#define HC_QUADS (HC_HIDDEN / 4 / HC_THREADS) /* of four columns of a stream a thread */
+#define HC_ROWS 10u                           /* of down a block */
+#define HC_TILES (HC_RANK / HC_ROWS)
+#define HC_ND 20u                             /* columns of m a block */
+#define HC_GROUP 8u                           /* rows of activations multiplied at once */
+#define HC_PAIR 128u                          /* bytes of a pair of steps */
+#define HC_EARLY 3u                           /* pairs of up in registers before its input is there */
+#define HC_PITCH (HC_HIDDEN * 2 + 64)
+#define HC_LO_PITCH (HC_RANK * 2 + 64)
+#define HC_WORDS_ROW (HC_RANK + HC_C + 4)     /* of a row and stream: sums of down, of inject, 1 / rms */
+/* bytes of shared memory: down, up, and for each row of a group its input, inner values and sums of warps */
+#define HC_UP (HC_ROWS * HC_PITCH)
+#define HC_XS (HC_UP + HC_C * HC_ND * HC_RANK * 2)
+#define HC_ROW_BYTES (HC_PITCH + HC_LO_PITCH + HC_WARPS * 16 * 4)
+static_assert(HC_QUADS * 4 * HC_THREADS == HC_HIDDEN && HC_RANK == HC_THREADS && HC_TILES * HC_ROWS == HC_RANK &&
+                  HC_C * HC_ND == 8 * HC_WARPS && HC_TILES * HC_C * HC_ND == HC_HIDDEN,
+              "what the roles of threads and blocks rest on");
 
 struct hc_stream_args {
-    uint32_t n_rows, group, C, hidden, rank, n_slices, slice; /* slice: k */
+    uint32_t n_rows, group; /* group: rows a block has room for at once */
     float *x;
     const float *y, *inj_in, *norm;
     float eps;
-    stream_w down, inject, up; /* a segment of down and inject is a slice */
-    bool has_inject, nv_up;
-    uint8_t orders;            /* of activations in the first kernel: 1 plain, 2 of E2M1, 3 both */
-    uint32_t tile_rows;        /* rows of down a block */
-    uint32_t pr;               /* partial sums: [row][slice][pr], then 1 / rms [row][stream] */
-    uint32_t nd;               /* columns a block of the second kernel */
-    uint32_t x_pitch16, lo_pitch16;
-    uint32_t slot_down, slot_up, slots_down, slots_up; /* bytes of a slot, slots a block */
-    float *m, *inj_out, *part, *rs;
+    const uint8_t *down, *inject, *up;
+    float *m, *inj_out;
+    uint64_t *words;
+    unsigned *number;
 };
 
-/* ---- fetching --------------------------------------------------------------------------------- */
-
-__device__ __forceinline__ void copy16(void *dst, const void *src)
+/* 16 rows of a matrix (row g in a0, row g + 8 in a1 of lane (g, q)) times rows of activations, a pair of steps. */
+__device__ __forceinline__ void hc_pair(float (&c)[4][4], const uint4 &a0, const uint4 &a1, const uint4 &x, uint32_t i)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem_addr(dst)), "l"(src) : "memory");
+    mma_bf16(c[2 * i], a0.x, a1.x, a0.y, a1.y, x.x, x.y);
+    mma_bf16(c[2 * i + 1], a0.z, a1.z, a0.w, a1.w, x.z, x.w);
 }
-__device__ __forceinline__ void copies_wait()
+/* A quarter warp that wants nothing costs nothing. */
+__device__ __forceinline__ uint4 hc_read(const uint8_t *p, bool in)
 {
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    return in ? *(const uint4 *)p : make_uint4(0, 0, 0, 0);
 }
-
-/* Segment s of the rows row .. row + n into slots of slot_bytes. */
-__device__ __forceinline__ void hc_fetch(uint8_t *dst, uint32_t slot_bytes, const stream_w &w, uint32_t row,
-                                         uint32_t n, uint32_t s, uint32_t tid)
+/* A pair of steps of a row of up: odd rows are read in the other order, so that a quarter warp meets no bank twice. */
+__device__ __forceinline__ void hc_load(uint4 (&w)[2], const uint8_t *row, bool odd)
 {
-    const uint32_t chunks = w.seg / 16;
-    for (uint32_t i = tid; i < n * chunks; i += HC_THREADS) {
-        const uint32_t r = i / chunks, c = i - r * chunks;
-        copy16(dst + (r / 8) * slot_bytes + (r & 7) * w.pitch + c * 16,
-               w.codes + (uint64_t)(row + r) * w.row_bytes + s * w.seg + c * 16);
-    }
-    for (uint32_t i = tid; i < n * w.seg_scale; i += HC_THREADS) {
-        const uint32_t r = i / w.seg_scale, c = i - r * w.seg_scale;
-        dst[(r / 8) * slot_bytes + 8 * w.pitch + (r & 7) * w.pitch_scale + c] =
-            __ldg(w.scale + (uint64_t)(row + r) * w.scale_bytes + s * w.seg_scale + c);
-    }
+    const uint4 a = *(const uint4 *)(row + (odd ? 64 : 0)), b = *(const uint4 *)(row + (odd ? 0 : 64));
+    w[0] = odd ? b : a;
+    w[1] = odd ? a : b;
 }
-
-/* The slots of a block times the activations: red [slot][warp of eight][TB * 64]. */
-template <int F, int TB>
-__device__ __forceinline__ void hc_slots(float *red, const stream_w &w, const uint8_t *slots,
-                                         uint32_t slot_bytes, uint32_t n_slots, uint32_t row, uint32_t row_step,
-                                         uint32_t per, uint32_t s, const stream_x &xs, uint32_t warp,
-                                         uint32_t lane)
+__device__ __forceinline__ float hc_sum(const float (&c)[4][4], int e)
 {
-    for (uint32_t i = warp / 8; i < n_slots; i += HC_WARPS / 8) {
-        stream_acc<TB> acc = {};
-        stream_slot<F, TB>(acc, w, slots + i * slot_bytes, row + i / per * row_step + i % per * 8, s, xs,
-                           warp & 7, lane);
-        stream_store<TB>(red + (i * 8 + (warp & 7)) * (TB * 64), acc, lane);
-    }
+    return (c[0][e] + c[1][e]) + (c[2][e] + c[3][e]);
+}
+__device__ __forceinline__ float hc_sigmoid(float v)
+{
+    return __fdividef(1.0f, 1.0f + __expf(-v));
+}
+__device__ __forceinline__ bool hc_late(uint64_t w, uint32_t number)
+{
+    return (uint32_t)(w >> 32) != number;
+}
+__device__ __forceinline__ bool hc_late(const uint64_t (&w)[HC_C], uint32_t number)
+{
+    return hc_late(w[0], number) || hc_late(w[1], number) || hc_late(w[2], number) || hc_late(w[3], number);
+}
+__device__ __forceinline__ float hc_value(uint64_t w)
+{
+    return __uint_as_float((uint32_t)w);
 }
 
-#define HC_SWITCH(F, format, ...)                                                     \
-    switch (format) {                                                                 \
-    case TF_BF16: { constexpr int F = TF_BF16; __VA_ARGS__; } break;                  \
-    case TF_FP8: { constexpr int F = TF_FP8; __VA_ARGS__; } break;                    \
-    case TF_BLOCK: { constexpr int F = TF_BLOCK; __VA_ARGS__; } break;                \
-    case TF_MX: { constexpr int F = TF_MX; __VA_ARGS__; } break;                      \
-    default: { constexpr int F = TF_NV; __VA_ARGS__; } break;                         \
-    }
+/* Of the sums of all streams. */
+__device__ __forceinline__ float hc_mean(const uint64_t (&w)[HC_C])
+{
+    return ((hc_value(w[0]) + hc_value(w[1])) + (hc_value(w[2]) + hc_value(w[3]))) * (1.0f / HC_C);
+}
 
-/* ---- down --------------------------------------------------------------------------------------- */
-
-template <int TB>
-__global__ void __maxnreg__(TB == 4 ? 120 : 56) hc_stream_down(const __grid_constant__ hc_stream_args a)
+/* B: rows of activations whose loads are in flight at once. */
+template <int B>
+__global__ void __maxnreg__(B == 4 ? 96 : B == 2 ? 80 : 64) hc_stream(const __grid_constant__ hc_stream_args a)
 {
     extern __shared__ __align__(128) uint8_t smem[];
-    __shared__ float sums[HC_BATCH][HC_WARPS];
+    __shared__ uint64_t bars[2];
+    __shared__ float4 sums[2][B][3]; /* of a warp each */
     pdl_next();
-    if (threadIdx.x >= HC_THREADS) {
+    const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, g = lane >> 2, q = lane & 3;
+    if (tid >= HC_THREADS) {
         return; /* there for their registers (launch_alone) */
     }
-    const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31;
-    const uint32_t s = blockIdx.x % a.n_slices, tile = blockIdx.x / a.n_slices;
-    const uint32_t per = a.n_slices / a.C, c = s / per, p = s - c * per;
-    const uint32_t m0 = blockIdx.y * a.group, n_tok = a.n_rows - m0 < a.group ? a.n_rows - m0 : a.group;
-    const uint32_t row0 = tile * a.tile_rows;
-    const uint32_t n = a.rank - row0 < a.tile_rows ? a.rank - row0 : a.tile_rows, n_slots = (n + 7) / 8;
-    const bool inject = a.has_inject && row0 + n == a.rank;
-    uint8_t *slots = smem;
-    float *red = (float *)(slots + a.slots_down * a.slot_down);
-    float *norm = red + a.slots_down * 8 * TB * 64;
-    float *raw = norm + a.slice;
-    uint4 *xs = (uint4 *)(raw + (a.group < HC_BATCH ? a.group : HC_BATCH) * a.slice);
-    uint4 *xn = a.orders == 3 ? xs + a.group * a.x_pitch16 : xs;
+    const uint32_t tile = blockIdx.x / HC_C, c = blockIdx.x % HC_C;
+    const bool of_inject = tile == HC_TILES, posts_r = a.inject ? of_inject : tile == 0;
+    const uint32_t row0 = tile * HC_ROWS, n = of_inject ? HC_C : HC_ROWS, d0 = blockIdx.x * HC_ND;
+    uint8_t *xs = smem + HC_XS, *lo = xs + a.group * HC_PITCH;
+    float *red = (float *)(lo + a.group * HC_LO_PITCH);
 
-    hc_fetch(slots, a.slot_down, a.down, row0, n, s, tid);
-    if (inject) {
-        hc_fetch(slots + n_slots * a.slot_down, a.slot_down, a.inject, 0, a.C, s, tid);
+    if (tid == 0) {
+        bar_init(bars, 1);
+        bar_init(bars + 1, 1);
+        bar_init_done();
+        bar_expect(bars, n * HC_HIDDEN * 2);
+        bar_expect(bars + 1, HC_C * HC_ND * HC_RANK * 2);
     }
-    for (uint32_t i = tid; i < a.slice / 4; i += HC_THREADS) {
-        copy16(norm + i * 4, a.norm + c * a.hidden + p * a.slice + i * 4);
+    __syncthreads();
+    if (lane == 0) {
+        const uint64_t policy = l2_read_once();
+        const uint8_t *from = of_inject ? a.inject : a.down + row0 * HC_C * HC_HIDDEN * 2;
+        if (warp < n) {
+            bulk_load(smem + warp * HC_PITCH, from + (warp * HC_C + c) * (HC_HIDDEN * 2), HC_HIDDEN * 2, bars, policy);
+        }
+        if (warp < HC_C && !of_inject) {
+            bulk_load(smem + HC_UP + warp * (HC_ND * HC_RANK * 2), a.up + (warp * HC_HIDDEN + d0) * (HC_RANK * 2),
+                      HC_ND * HC_RANK * 2, bars + 1, policy);
+        }
     }
-    const uint32_t units = (a.slice + 127) / 128 * 16;
-    for (uint32_t i = tid; i < n_tok * (units - a.slice / 8); i += HC_THREADS) {
-        const uint32_t w = units - a.slice / 8, t = i / w, u = a.slice / 8 + (i - t * w);
-        xs[t * a.x_pitch16 + stream_x_unit(u, a.orders == 2)] = make_uint4(0, 0, 0, 0);
-        xn[t * a.x_pitch16 + stream_x_unit(u, a.orders != 1)] = make_uint4(0, 0, 0, 0);
+    /* the lane's element of the streams in the second half: row warp * 8 + g of the block's part of up */
+    const uint32_t own_c = of_inject ? 0 : (warp * 8 + g) / HC_ND;
+    const uint32_t own_d = of_inject ? 0 : d0 + (warp * 8 + g) % HC_ND;
+    const float own_gain = 1.0f + __ldg(a.norm + own_c * HC_HIDDEN + own_d);
+
+    float4 norm[HC_QUADS];
+#pragma unroll
+    for (uint32_t h = 0; h < HC_QUADS; ++h) {
+        norm[h] = __ldg((const float4 *)(a.norm + c * HC_HIDDEN) + tid + h * HC_THREADS);
+        norm[h].x += 1.0f, norm[h].y += 1.0f, norm[h].z += 1.0f, norm[h].w += 1.0f;
     }
     pdl_wait();
+    const uint32_t number = __ldcg(a.number) + 1;
 
-    const uint32_t quads = a.hidden / 4, q0 = p * (a.slice / 4), q1 = q0 + a.slice / 4;
-    for (uint32_t t0 = 0; t0 < n_tok; t0 += HC_BATCH) {
-        const uint32_t nt = n_tok - t0 < HC_BATCH ? n_tok - t0 : HC_BATCH;
-        if (t0) {
+    /* ---- down ---- */
+    uint32_t turn = 0;
+#pragma unroll 1
+    for (uint32_t m0 = 0; m0 < a.n_rows; m0 += HC_GROUP) {
+        const uint32_t n_tok = B == 1 ? 1 : a.n_rows - m0 < HC_GROUP ? a.n_rows - m0 : HC_GROUP;
+#pragma unroll 1
+        for (uint32_t t0 = 0; t0 < n_tok; t0 += B, turn ^= 1) {
+            float4 v[B][HC_QUADS];
+#pragma unroll
+            for (int j = 0; j < B; ++j) {
+                const uint32_t r = m0 + (t0 + j < n_tok ? t0 + j : t0);
+                const float4 *x = (const float4 *)(a.x + (r * HC_C + c) * HC_HIDDEN) + tid;
+#pragma unroll
+                for (uint32_t h = 0; h < HC_QUADS; ++h) {
+                    v[j][h] = __ldcg(x + h * HC_THREADS);
+                }
+            }
+            if (a.y) {
+                float4 y[B][HC_QUADS];
+                float f[B];
+#pragma unroll
+                for (int j = 0; j < B; ++j) {
+                    const uint32_t r = m0 + (t0 + j < n_tok ? t0 + j : t0);
+                    const float4 *p = (const float4 *)(a.y + r * HC_HIDDEN) + tid;
+                    f[j] = a.inj_in ? __ldcg(a.inj_in + r * HC_C + c) : 1.0f;
+#pragma unroll
+                    for (uint32_t h = 0; h < HC_QUADS; ++h) {
+                        y[j][h] = __ldcg(p + h * HC_THREADS);
+                    }
+                }
+#pragma unroll
+                for (int j = 0; j < B; ++j) {
+#pragma unroll
+                    for (uint32_t h = 0; h < HC_QUADS; ++h) {
+                        v[j][h].x = fmaf(f[j], y[j][h].x, v[j][h].x);
+                        v[j][h].y = fmaf(f[j], y[j][h].y, v[j][h].y);
+                        v[j][h].z = fmaf(f[j], y[j][h].z, v[j][h].z);
+                        v[j][h].w = fmaf(f[j], y[j][h].w, v[j][h].w);
+                    }
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < B; ++j) {
+                float s[HC_QUADS];
+#pragma unroll
+                for (uint32_t h = 0; h < HC_QUADS; ++h) {
+                    const float4 &u = v[j][h];
+                    s[h] = fmaf(u.x, u.x, u.y * u.y) + fmaf(u.z, u.z, u.w * u.w);
+                }
+                static_assert(HC_QUADS == 2, "");
+                const float all = warp_sum(s[0] + s[1]);
+                if (lane == 0) {
+                    ((float *)sums[turn][j])[warp] = all;
+                }
+            }
             __syncthreads();
-        }
-#pragma unroll 2
-        for (uint32_t t = 0; t < nt; ++t) {
-            const uint32_t rc = (m0 + t0 + t) * a.C + c;
-            const float4 *x = (const float4 *)(a.x + (uint64_t)rc * a.hidden);
-            const float4 *y = a.y ? (const float4 *)(a.y + (uint64_t)(m0 + t0 + t) * a.hidden) : nullptr;
-            const float inj = a.y && a.inj_in ? __ldcg(a.inj_in + rc) : 1.0f;
-            float sum = 0.0f;
-#pragma unroll 2
-            for (uint32_t i = tid; i < quads; i += HC_THREADS) {
-                float4 v = __ldcg(x + i);
-                if (y) {
-                    const float4 b = __ldcg(y + i);
-                    v.x = fmaf(inj, b.x, v.x), v.y = fmaf(inj, b.y, v.y);
-                    v.z = fmaf(inj, b.z, v.z), v.w = fmaf(inj, b.w, v.w);
-                }
-                sum = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum))));
-                if (i >= q0 && i < q1) {
-                    *(float4 *)(raw + t * a.slice + (i - q0) * 4) = v;
+#pragma unroll
+            for (int j = 0; j < B; ++j) {
+                const float4 s0 = sums[turn][j][0], s1 = sums[turn][j][1], s2 = sums[turn][j][2];
+                const float s = ((s0.x + s0.y) + (s0.z + s0.w)) + ((s1.x + s1.y) + (s1.z + s1.w)) + (s2.x + s2.y);
+                const float r = rsqrtf(fmaf(s, 1.0f / HC_HIDDEN, a.eps));
+                const uint32_t t = t0 + j;
+                if (t < n_tok) {
+#pragma unroll
+                    for (uint32_t h = 0; h < HC_QUADS; ++h) {
+                        const float4 &u = v[j][h];
+                        *(uint2 *)(xs + t * HC_PITCH + (tid + h * HC_THREADS) * 8) =
+                            make_uint2(pack_bf16((u.x * r) * norm[h].x, (u.y * r) * norm[h].y),
+                                       pack_bf16((u.z * r) * norm[h].z, (u.w * r) * norm[h].w));
+                    }
+                    if (posts_r && tid == 0) {
+                        word_post(a.words + ((m0 + t) * HC_C + c) * HC_WORDS_ROW + HC_RANK + HC_C, r, number);
+                    }
                 }
             }
-            sum = warp_sum(sum);
-            if (lane == 0) {
-                sums[t][warp] = sum;
-            }
         }
-        copies_wait();
         __syncthreads();
-        const uint32_t eights = a.slice / 8;
-        for (uint32_t i = tid; i < nt * eights; i += HC_THREADS) {
-            const uint32_t t = i / eights, u = i - t * eights;
-            float sum = 0.0f;
+        if (m0 == 0) {
+            bar_wait(bars, 0);
+        }
+        {
+            float acc[4][4] = {};
+            const uint8_t *w = smem + g * HC_PITCH + warp * HC_PAIR + q * 16;
+            const uint8_t *x = xs + g * HC_PITCH + warp * HC_PAIR + q * 16;
+            const bool two = g + 8 < HC_ROWS, in = g < n_tok;
+#pragma unroll
+            for (uint32_t p = 0; p < HC_HIDDEN * 2 / HC_PAIR; p += HC_WARPS) {
+#pragma unroll
+                for (uint32_t i = 0; i < 2; ++i) {
+                    const uint32_t at = p * HC_PAIR + i * 64;
+                    hc_pair(acc, *(const uint4 *)(w + at), hc_read(w + 8 * HC_PITCH + at, two), hc_read(x + at, in), i);
+                }
+            }
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                if (2 * q + (e & 1) < n_tok) {
+                    red[(warp * a.group + 2 * q + (e & 1)) * 16 + g + e / 2 * 8] = hc_sum(acc, e);
+                }
+            }
+        }
+        __syncthreads();
+        const uint32_t t = tid / 16, r = tid % 16;
+        if (t < n_tok && r < n) {
+            float s[HC_WARPS];
 #pragma unroll
             for (uint32_t w = 0; w < HC_WARPS; ++w) {
-                sum += sums[t][w];
+                s[w] = red[(w * a.group + t) * 16 + r];
             }
-            const float r = 1.0f / sqrtf(sum / (float)a.hidden + a.eps);
-            const float4 *v = (const float4 *)(raw + t * a.slice + u * 8), *w = (const float4 *)(norm + u * 8);
-            float4 b[2];
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                b[h].x = (v[h].x * r) * (1.0f + w[h].x), b[h].y = (v[h].y * r) * (1.0f + w[h].y);
-                b[h].z = (v[h].z * r) * (1.0f + w[h].z), b[h].w = (v[h].w * r) * (1.0f + w[h].w);
+            for (uint32_t w = 1; w < HC_WARPS; ++w) {
+                s[0] += s[w];
             }
-            if (a.orders & 1) {
-                xs[(t0 + t) * a.x_pitch16 + u] = stream_x_pack(b[0], b[1], false);
+            word_post(a.words + ((m0 + t) * HC_C + c) * HC_WORDS_ROW + row0 + r, s[0], number);
+        }
+    }
+
+    /* ---- up and mix ---- */
+#pragma unroll 1
+    for (uint32_t m0 = 0; m0 < a.n_rows && !of_inject; m0 += HC_GROUP) {
+        const uint32_t n_tok = B == 1 ? 1 : a.n_rows - m0 < HC_GROUP ? a.n_rows - m0 : HC_GROUP;
+        float v[2], y[2], f[2];
+        uint64_t r[2];
+        const uint64_t *words = a.words + m0 * HC_C * HC_WORDS_ROW;
+        const uint64_t *rp = words + (2 * q * HC_C + own_c) * HC_WORDS_ROW + HC_RANK + HC_C;
+#pragma unroll
+        for (uint32_t e = 0; e < (B == 1 ? 1 : 2); ++e) {
+            const uint32_t t = 2 * q + e;
+            if (t < n_tok) {
+                v[e] = __ldcg(a.x + ((m0 + t) * HC_C + own_c) * HC_HIDDEN + own_d);
+                y[e] = a.y ? __ldcg(a.y + (m0 + t) * HC_HIDDEN + own_d) : 0.0f;
+                f[e] = a.y && a.inj_in ? __ldcg(a.inj_in + (m0 + t) * HC_C + own_c) : 1.0f;
+                r[e] = word_read(rp + e * HC_C * HC_WORDS_ROW);
             }
-            if (a.orders & 2) {
-                xn[(t0 + t) * a.x_pitch16 + stream_x_unit(u, true)] = stream_x_pack(b[0], b[1], true);
+        }
+        if (m0 == 0) {
+            bar_wait(bars + 1, 0);
+        }
+        uint4 w[HC_EARLY][2];
+        const uint8_t *up = smem + HC_UP + (warp * 8 + g) * (HC_RANK * 2) + q * 16;
+#pragma unroll
+        for (uint32_t p = 0; p < HC_EARLY; ++p) {
+            hc_load(w[p], up + p * HC_PAIR, g & 1);
+        }
+        if (m0) {
+            __syncthreads(); /* the group before is through with what it shares with this one */
+        }
+#pragma unroll 1
+        for (uint32_t t0 = 0; t0 < n_tok; t0 += B) {
+            uint64_t d[B][HC_C];
+            bool late;
+            do {
+                late = false;
+#pragma unroll
+                for (int b = 0; b < B; ++b) {
+                    const uint64_t *p = words + (t0 + b < n_tok ? t0 + b : t0) * HC_C * HC_WORDS_ROW + tid;
+#pragma unroll
+                    for (uint32_t s = 0; s < HC_C; ++s) {
+                        d[b][s] = word_read(p + s * HC_WORDS_ROW);
+                    }
+                }
+#pragma unroll
+                for (int b = 0; b < B; ++b) {
+#pragma unroll
+                    for (uint32_t s = 0; s < HC_C; ++s) {
+                        late |= hc_late(d[b][s], number);
+                    }
+                }
+            } while (late);
+#pragma unroll
+            for (int b = 0; b < B; ++b) {
+                const float s = hc_mean(d[b]);
+                if (t0 + b < n_tok) {
+                    *(__nv_bfloat16 *)(lo + (t0 + b) * HC_LO_PITCH + tid * 2) = __float2bfloat16_rn(s * hc_sigmoid(s));
+                }
             }
-            if (tile == 0 && p == 0 && u == 0) {
-                a.rs[(m0 + t0 + t) * a.C + c] = r;
+        }
+        __syncthreads();
+        float acc[4][4] = {};
+        const uint8_t *x = lo + g * HC_LO_PITCH + q * 16;
+        const bool in = g < n_tok;
+#pragma unroll
+        for (uint32_t p = 0; p < HC_RANK * 2 / HC_PAIR; ++p) {
+            if (p >= HC_EARLY) {
+                hc_load(w[p % HC_EARLY], up + p * HC_PAIR, g & 1);
+            }
+#pragma unroll
+            for (uint32_t i = 0; i < 2; ++i) {
+                hc_pair(acc, w[p % HC_EARLY][i], make_uint4(0, 0, 0, 0), hc_read(x + p * HC_PAIR + i * 64, in), i);
             }
         }
-    }
-    __syncthreads();
-
-    const stream_w &w = a.down;
-    HC_SWITCH(F, w.tf, {
-        const uint4 *x = F == TF_NV ? xn : xs;
-        const stream_x v = {x - s * w.seg / 64 * (tf<F>::KB / 8), a.x_pitch16, n_tok};
-        hc_slots<F, TB>(red, w, slots, a.slot_down, n_slots, row0, 0, n_slots, s, v, warp, lane);
-    })
-    if (inject) {
-        HC_SWITCH(F, a.inject.tf, {
-            const uint4 *x = F == TF_NV ? xn : xs;
-            const stream_x v = {x - s * a.inject.seg / 64 * (tf<F>::KB / 8), a.x_pitch16, n_tok};
-            hc_slots<F, TB>(red + n_slots * 8 * TB * 64, a.inject, slots + n_slots * a.slot_down, a.slot_down, 1,
-                            0, 0, 1, s, v, warp, lane);
-        })
-    }
-    __syncthreads();
-    const uint32_t all = n_slots + (inject ? 1 : 0);
-    for (uint32_t i = tid; i < n_tok * all * 8; i += HC_THREADS) {
-        const uint32_t t = i / (all * 8), j = i - t * (all * 8), slot = j / 8, r = j & 7;
-        const bool of_inject = slot == n_slots;
-        if (of_inject ? r < a.C : j < n) {
-            a.part[((uint64_t)(m0 + t) * a.n_slices + s) * a.pr + (of_inject ? a.rank + r : row0 + j)] =
-                (of_inject ? a.inject.factor : w.factor) * stream_sum<TB>(red + slot * (8 * TB * 64), t * 8 + r);
-        }
-    }
-}
-
-/* ---- up ----------------------------------------------------------------------------------------- */
-
-template <int TB>
-__global__ void __maxnreg__(TB == 4 ? 120 : 56) hc_stream_up(const __grid_constant__ hc_stream_args a)
-{
-    extern __shared__ __align__(128) uint8_t smem[];
-    pdl_next();
-    if (threadIdx.x >= HC_THREADS) {
-        return; /* there for their registers (launch_alone) */
-    }
-    const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31;
-    const uint32_t m0 = blockIdx.y * a.group, n_tok = a.n_rows - m0 < a.group ? a.n_rows - m0 : a.group;
-    const uint32_t d0 = blockIdx.x * a.nd, nd = a.hidden - d0 < a.nd ? a.hidden - d0 : a.nd;
-    const uint32_t per = (nd + 7) / 8; /* slots a stream */
-    const stream_w &w = a.up;
-    uint8_t *slots = smem;
-    float *red = (float *)(slots + a.slots_up * a.slot_up);
-    float *n = red + a.slots_up * 8 * TB * 64; /* [row][stream][nd] */
-    uint4 *xs = (uint4 *)(n + (a.group * a.C * a.nd + 3) / 4 * 4);
-
-    for (uint32_t c = 0; c < a.C; ++c) {
-        hc_fetch(slots + c * per * a.slot_up, a.slot_up, w, c * a.hidden + d0, nd, 0, tid);
-    }
-    const uint32_t units = (a.rank + 127) / 128 * 16, pad = units - a.rank / 8;
-    for (uint32_t i = tid; i < n_tok * pad; i += HC_THREADS) {
-        const uint32_t t = i / pad, u = a.rank / 8 + (i - t * pad);
-        xs[t * a.lo_pitch16 + stream_x_unit(u, a.nv_up)] = make_uint4(0, 0, 0, 0);
-    }
-    pdl_wait();
-
-    /* the normalised elements, from the last thread on: the first ones are busy with the sums */
-    for (uint32_t i = HC_THREADS - 1 - tid; i < n_tok * a.C * nd; i += HC_THREADS) {
-        const uint32_t t = i / (a.C * nd), j = i - t * (a.C * nd), c = j / nd, d = d0 + (j - c * nd);
-        const uint32_t rc = (m0 + t) * a.C + c;
-        float *xp = a.x + (uint64_t)rc * a.hidden + d;
-        const float r = __ldcg(a.rs + rc), g = __ldg(a.norm + c * a.hidden + d);
-        float v = __ldcg(xp);
-        if (a.y) {
-            v = fmaf(a.inj_in ? __ldcg(a.inj_in + rc) : 1.0f, __ldcg(a.y + (uint64_t)(m0 + t) * a.hidden + d), v);
-            *xp = v;
-        }
-        n[i] = (v * r) * (1.0f + g);
-    }
-    for (uint32_t i = tid; i < n_tok * a.rank; i += HC_THREADS) {
-        const uint32_t t = i / a.rank, k = i - t * a.rank;
-        const float *p = a.part + (uint64_t)(m0 + t) * a.n_slices * a.pr + k;
-        float v = 0.0f;
-#pragma unroll 16
-        for (uint32_t s = 0; s < a.n_slices; ++s) {
-            v += __ldcg(p + s * a.pr);
-        }
-        const uint32_t e = k & 7, at = a.nv_up ? (e & 3) * 2 + e / 4 : e;
-        ((uint16_t *)(xs + t * a.lo_pitch16 + stream_x_unit(k / 8, a.nv_up)))[at] = to_bf16(silu_f(v / (float)a.C));
-    }
-    if (blockIdx.x == 0 && a.has_inject) {
-        for (uint32_t i = tid; i < n_tok * a.C; i += HC_THREADS) {
-            const uint32_t t = i / a.C, c = i - t * a.C;
-            const float *p = a.part + (uint64_t)(m0 + t) * a.n_slices * a.pr + a.rank + c;
-            float v = 0.0f;
-#pragma unroll 16
-            for (uint32_t s = 0; s < a.n_slices; ++s) {
-                v += __ldcg(p + s * a.pr);
+#pragma unroll
+        for (uint32_t e = 0; e < (B == 1 ? 1 : 2); ++e) {
+            const uint32_t t = 2 * q + e;
+            if (t < n_tok) {
+                while (hc_late(r[e], number)) {
+                    r[e] = word_read(rp + e * HC_C * HC_WORDS_ROW);
+                }
+                const float u = a.y ? fmaf(f[e], y[e], v[e]) : v[e];
+                if (a.y) {
+                    a.x[((m0 + t) * HC_C + own_c) * HC_HIDDEN + own_d] = u;
+                }
+                red[t * (8 * HC_WARPS) + warp * 8 + g] = (u * hc_value(r[e])) * own_gain * hc_sigmoid(hc_sum(acc, e));
             }
-            a.inj_out[(m0 + t) * a.C + c] = 2.0f * sigmoid_f(v / (float)a.C);
+        }
+        __syncthreads();
+        const uint32_t t = tid / HC_ND, j = tid % HC_ND;
+        if (t < n_tok) {
+            const float *p = red + t * (8 * HC_WARPS) + j;
+            const float s = (p[0] + p[HC_ND]) + (p[2 * HC_ND] + p[3 * HC_ND]);
+            a.m[(m0 + t) * HC_HIDDEN + d0 + j] = s * (1.0f / HC_C);
         }
     }
-    copies_wait();
-    __syncthreads();
 
-    const stream_x v = {xs, a.lo_pitch16, n_tok};
-    HC_SWITCH(F, w.tf,
-              hc_slots<F, TB>(red, w, slots, a.slot_up, a.C * per, d0, a.hidden, per, 0, v, warp, lane))
-    __syncthreads();
-    for (uint32_t i = tid; i < n_tok * a.C * nd; i += HC_THREADS) {
-        const uint32_t t = i / (a.C * nd), j = i - t * (a.C * nd), c = j / nd, d = j - c * nd;
-        const float u = w.factor * stream_sum<TB>(red + (c * per + d / 8) * (8 * TB * 64), t * 8 + (d & 7));
-        n[i] *= sigmoid_f(u);
-    }
-    __syncthreads();
-    for (uint32_t i = tid; i < n_tok * nd; i += HC_THREADS) {
-        const uint32_t t = i / nd, d = i - t * nd;
-        float s = 0.0f;
-        for (uint32_t c = 0; c < a.C; ++c) {
-            s += n[(t * a.C + c) * nd + d];
+    /* The last block has seen a word of every block when the number moves on: they read it before they post one. */
+    if (blockIdx.x == gridDim.x - 1) {
+        if (of_inject) {
+            if (tid < HC_C * HC_TILES) {
+                const uint64_t *p = a.words + ((a.n_rows - 1) * HC_C + tid % HC_C) * HC_WORDS_ROW;
+                while (hc_late(word_read(p + tid / HC_C * HC_ROWS), number)) {
+                }
+            }
+            for (uint32_t i = HC_THREADS - 1 - tid; i < a.n_rows * HC_C; i += HC_THREADS) {
+                const uint64_t *p = a.words + i / HC_C * (HC_C * HC_WORDS_ROW) + HC_RANK + i % HC_C;
+                uint64_t d[HC_C];
+                do {
+#pragma unroll
+                    for (uint32_t s = 0; s < HC_C; ++s) {
+                        d[s] = word_read(p + s * HC_WORDS_ROW);
+                    }
+                } while (hc_late(d, number));
+                a.inj_out[i] = 2.0f * hc_sigmoid(hc_mean(d));
+            }
+            __syncthreads();
         }
-        a.m[(uint64_t)(m0 + t) * a.hidden + d0 + d] = s / (float)a.C;
+        if (tid == 0) {
+            *a.number = number;
+        }
     }
 }
 
 /* ---- host --------------------------------------------------------------------------------------- */
 
-/* A matrix in segments of k columns, all of which a block reads at once. */
-static bool make_slice_w(const struct qx_weight &w, uint32_t k, stream_w *s)
+static bool hc_is_plain(const struct qx_weight &w)
 {
-    *s = stream_whole(w);
-    const uint32_t unit = s->tf == TF_NV || s->tf == TF_MX ? 32 : s->tf == TF_BF16 ? 8 : 16;
-    if (s->tf == TF_GEN || k % unit || (k < w.cols && k % 64)) {
-        return false;
-    }
-    s->seg = (uint32_t)weight_row_bytes(w.fmt, k);
-    s->n_seg = w.cols / k;
-    const uint32_t per = stream_per_scale(s->tf);
-    s->seg_scale = per ? k / per : 0;
-    s->pitch = (s->seg + 63) / 128 * 128 + 64;
-    s->pitch_scale = (s->seg_scale + 15) / 16 * 16;
-    return true;
+    return w.fmt == QX_W_BF16 && ((uintptr_t)w.codes & 15) == 0;
 }
-
-static uint32_t smem_down(const hc_stream_args &a, uint32_t tb)
-{
-    const uint32_t batch = a.group < HC_BATCH ? a.group : HC_BATCH;
-    return a.slots_down * (a.slot_down + 8 * tb * 64 * 4) + a.slice * 4 * (1 + batch) +
-           (a.orders == 3 ? 2 : 1) * a.group * a.x_pitch16 * 16;
-}
-static uint32_t smem_up(const hc_stream_args &a, uint32_t tb)
-{
-    return a.slots_up * (a.slot_up + 8 * tb * 64 * 4) + (a.group * a.C * a.nd + 3) / 4 * 16 +
-           a.group * a.lo_pitch16 * 16;
-}
-
-#define HC_SHARED_MAX (220u << 10)
 
 int hc_streamed(struct qx_queue *q, const struct qx_op_hc *o, bool *done)
 {
     hc_stream_args a = {};
-    *done = false;
-    if (!can_stream(q) || o->hidden % 64 || o->rank % 8) {
+    const bool inject = o->inject.fmt != QX_W_NONE && o->inj_out;
+    const dim3 grid(HC_C * (HC_TILES + (inject ? 1 : 0)));
+    *done = can_stream(q) && o->hidden == HC_HIDDEN && o->rank == HC_RANK && o->n_streams == HC_C &&
+            (unsigned)q->n_sm >= grid.x && hc_is_plain(o->down) && hc_is_plain(o->up) &&
+            (!inject || hc_is_plain(o->inject));
+    if (!*done) {
         return 0;
     }
-    a.n_rows = o->n_rows;
-    a.C = o->n_streams;
-    a.hidden = o->hidden;
-    a.rank = o->rank;
-    a.x = o->x;
-    a.y = o->y;
-    a.inj_in = o->inj_in;
     a.norm = o->norm;
     a.eps = o->eps;
-    a.m = o->m;
-    a.inj_out = o->inj_out;
-    a.has_inject = o->inject.fmt != QX_W_NONE && o->inj_out;
-    const uint32_t per = o->hidden % 512 == 0 ? 4 : o->hidden % 256 == 0 ? 2 : 1;
-    a.n_slices = per * o->n_streams;
-    a.slice = o->hidden / per;
-    a.pr = (o->rank + o->n_streams + 7) / 8 * 8;
-    a.part = o->scratch;
-    a.rs = o->scratch + (uint64_t)o->n_rows * a.n_slices * a.pr;
-    if (!make_slice_w(o->down, a.slice, &a.down) || !make_slice_w(o->up, o->rank, &a.up) ||
-        (a.has_inject && (!make_slice_w(o->inject, a.slice, &a.inject) || o->n_streams > 8)) ||
-        a.n_slices * a.pr + a.C > a.C * o->hidden + o->rank) {
-        return 0;
-    }
-    a.orders = a.down.tf == TF_NV ? 2 : 1;
-    a.slot_down = stream_slot_bytes(a.down);
-    if (a.has_inject) {
-        const uint32_t b = stream_slot_bytes(a.inject);
-        a.orders |= a.inject.tf == TF_NV ? 2 : 1;
-        a.slot_down = b > a.slot_down ? b : a.slot_down;
-    }
-    a.nv_up = a.up.tf == TF_NV;
-    a.slot_up = stream_slot_bytes(a.up);
-    const uint32_t sm = (uint32_t)q->n_sm, tiles = a.n_slices < sm ? sm / a.n_slices : 1;
-    a.tile_rows = (o->rank + tiles - 1) / tiles;
-    a.slots_down = (a.tile_rows + 7) / 8 + (a.has_inject ? 1 : 0);
-    a.nd = (o->hidden + sm - 1) / sm;
-    a.slots_up = a.C * ((a.nd + 7) / 8);
-    a.x_pitch16 = stream_x_pitch16(a.slice);
-    a.lo_pitch16 = stream_x_pitch16(o->rank);
-    uint32_t tb = 0;
-    for (a.group = o->n_rows < 32 ? o->n_rows : 32;; a.group = a.group > 16 ? 16 : a.group > 8 ? 8 : a.group - 1) {
-        tb = a.group <= 8 ? 1 : a.group <= 16 ? 2 : 4;
-        if (a.group == 0) {
-            return 0;
-        }
-        if (smem_down(a, tb) <= HC_SHARED_MAX && smem_up(a, tb) <= HC_SHARED_MAX) {
-            break;
+    a.down = (const uint8_t *)o->down.codes;
+    a.inject = inject ? (const uint8_t *)o->inject.codes : nullptr;
+    a.up = (const uint8_t *)o->up.codes;
+    a.words = q->words;
+    a.number = q->numbers;
+    a.group = o->n_rows < HC_GROUP ? o->n_rows : HC_GROUP;
+    const uint32_t smem = HC_XS + a.group * HC_ROW_BYTES, most = QX_HC_WORDS / (HC_C * HC_WORDS_ROW);
+    for (uint32_t r = 0; r < o->n_rows; r += most) {
+        a.n_rows = o->n_rows - r < most ? o->n_rows - r : most;
+        a.x = o->x + (uint64_t)r * HC_C * HC_HIDDEN;
+        a.y = o->y ? o->y + (uint64_t)r * HC_HIDDEN : nullptr;
+        a.inj_in = o->inj_in ? o->inj_in + r * HC_C : nullptr;
+        a.m = o->m + (uint64_t)r * HC_HIDDEN;
+        a.inj_out = inject ? o->inj_out + r * HC_C : nullptr;
+        const int e = a.n_rows == 1   ? launch_alone_by(q, "hc", false, hc_stream<1>, grid, HC_THREADS, smem, a)
+                      : a.n_rows == 2 ? launch_alone_by(q, "hc", false, hc_stream<2>, grid, HC_THREADS, smem, a)
+                                      : launch_alone_by(q, "hc", false, hc_stream<4>, grid, HC_THREADS, smem, a);
+        if (e) {
+            return e;
         }
     }
-    *done = true;
-    const uint32_t n_groups = (o->n_rows + a.group - 1) / a.group;
-    const dim3 g1(a.n_slices * ((o->rank + a.tile_rows - 1) / a.tile_rows), n_groups);
-    const dim3 g2((o->hidden + a.nd - 1) / a.nd, n_groups);
-    int r = tb == 1   ? launch_alone(q, "hc", hc_stream_down<1>, g1, HC_THREADS, smem_down(a, tb), a)
-            : tb == 2 ? launch_alone(q, "hc", hc_stream_down<2>, g1, HC_THREADS, smem_down(a, tb), a)
-                      : launch_alone(q, "hc", hc_stream_down<4>, g1, HC_THREADS, smem_down(a, tb), a);
-    if (r) {
-        return r;
-    }
-    return tb == 1   ? launch_alone(q, "hc", hc_stream_up<1>, g2, HC_THREADS, smem_up(a, tb), a)
-           : tb == 2 ? launch_alone(q, "hc", hc_stream_up<2>, g2, HC_THREADS, smem_up(a, tb), a)
-                     : launch_alone(q, "hc", hc_stream_up<4>, g2, HC_THREADS, smem_up(a, tb), a);
+    return 0;
 }

@@ -1,7 +1,9 @@
-/* moe_route.cu: the router. Logits are f32 sums of f32 inputs; the last block of a group of rows picks.
+/* moe_route.cu: the router. Logits are f32 sums of f32 inputs.
  *
- * route_rows: each thread holds one chunk of 8 columns of 4 experts in registers, loaded before the wait;
- * a BF16 gate. moe_route: any other. In both a row's sums do not depend on the others. */
+ * route_rows, a BF16 gate of at most 512 experts: each thread holds one chunk of 8 columns of 4 experts in
+ * registers, loaded before the wait; one block more a group of rows (these come last, so that they hold no other
+ * back) reads the words of the others (common.cuh) and picks, a warp a row. moe_route: any other; the last block of a
+ * group of rows picks. In both a row's sums do not depend on the others. */
 #include "moe.cuh"
 #include "prompt.h"
 #include "topk.cuh"
@@ -68,17 +70,44 @@ template <int NB> __global__ void __launch_bounds__(256) moe_route(const __grid_
 
 /* ---- a BF16 gate, columns of a thread in registers ---- */
 
-#define RR_EXPERTS 4
+#define RR_EXPERTS 4 /* a block */
+#define RR_MAX_EXPERTS 512
 
 struct rr_args {
     const float *m;
     const uint16_t *gate;
-    uint32_t n_rows, hidden, n_experts, k, tiles;
+    uint32_t n_rows, hidden, n_experts, k, tiles, n_groups;
     bool norm;
-    float *logits, *weight;
+    float *weight;
     int32_t *expert;
-    unsigned *tickets;
+    uint64_t *words;   /* [row][expert] */
+    unsigned *numbers; /* [group] */
 };
+
+/* The choice for a row whose logits arrive as words. */
+template <int EPL>
+__device__ __forceinline__ void rr_pick(const rr_args &a, uint32_t row, uint32_t number, uint2 *room, uint32_t lane)
+{
+    const uint64_t *p = a.words + (uint64_t)row * a.n_experts;
+    uint32_t key[EPL];
+    bool late;
+    do {
+        late = false;
+#pragma unroll
+        for (int i = 0; i < EPL; ++i) {
+            const uint32_t e = i * 32 + lane;
+            const uint64_t w = word_read(p + e); /* there is room behind the last row's */
+            key[i] = e < a.n_experts ? order_key(__uint_as_float((uint32_t)w)) : 0;
+            late |= e < a.n_experts && (uint32_t)(w >> 32) != number;
+        }
+    } while (__any_sync(0xffffffffu, late));
+    int32_t *expert = a.expert + (uint64_t)row * a.k;
+    float *weight = a.weight + (uint64_t)row * a.k;
+    const auto logit = [=](uint32_t e) { return __uint_as_float((uint32_t)word_read(p + e)); };
+    if (!warp_pick_few<EPL>(key, logit, a.n_experts, a.k, a.norm, room, expert, weight)) {
+        warp_pick<EPL>(key, logit, a.n_experts, a.k, a.norm, expert, weight);
+    }
+}
 
 /* Sums over the 32 lanes of N values a lane, the same tree for every N: afterwards v[0] of a lane is the sum
  * of value `which` (its low bits are the lane's high bits). */
@@ -106,14 +135,34 @@ template <int N> __device__ __forceinline__ uint32_t rr_reduce(float (&v)[N], ui
     return which;
 }
 
-template <int NR> __global__ void __launch_bounds__(512, 2) route_rows(const __grid_constant__ rr_args a)
+template <int NR> __global__ void __maxnreg__(64) route_rows(const __grid_constant__ rr_args a)
 {
     constexpr int N = RR_EXPERTS * NR; /* value e * NR + row */
     __shared__ float red[16][N];
-    __shared__ bool last;
-    const uint32_t grp = blockIdx.x / a.tiles, b = blockIdx.x - grp * a.tiles, m0 = grp * NR;
+    __shared__ uint2 room[16][32];
+    const bool picks = blockIdx.x >= a.tiles * a.n_groups;
+    const uint32_t grp = picks ? blockIdx.x - a.tiles * a.n_groups : blockIdx.x / a.tiles;
+    const uint32_t b = blockIdx.x - grp * a.tiles, m0 = grp * NR;
     const uint32_t m_rows = a.n_rows - m0 < NR ? a.n_rows - m0 : NR;
     const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31;
+    if (picks) {
+        pdl_wait();
+        pdl_next();
+        const uint32_t number = __ldcg(a.numbers + grp) + 1;
+        for (uint32_t m = warp; m < m_rows; m += blockDim.x / 32) {
+            if (a.n_experts <= 128) {
+                rr_pick<4>(a, m0 + m, number, room[warp], lane);
+            } else {
+                rr_pick<RR_MAX_EXPERTS / 32>(a, m0 + m, number, room[warp], lane);
+            }
+            __syncwarp();
+        }
+        __syncthreads();
+        if (tid == 0) {
+            a.numbers[grp] = number;
+        }
+        return;
+    }
     const bool in = tid * 8 < a.hidden;
     uint4 w[RR_EXPERTS];
 #pragma unroll
@@ -123,6 +172,7 @@ template <int NR> __global__ void __launch_bounds__(512, 2) route_rows(const __g
     }
     pdl_wait();
     pdl_next();
+    const uint32_t number = __ldcg(a.numbers + grp) + 1;
     float v[N];
 #pragma unroll
     for (int m = 0; m < NR; ++m) {
@@ -150,56 +200,47 @@ template <int NR> __global__ void __launch_bounds__(512, 2) route_rows(const __g
         red[warp][which] = v[0];
     }
     __syncthreads();
-    if (warp == 0) {
-        if (lane < N) {
-            float s = red[0][lane];
-            for (uint32_t i = 1; i < blockDim.x / 32; ++i) {
-                s += red[i][lane];
-            }
-            const uint32_t e = b * RR_EXPERTS + lane / NR, m = lane % NR;
-            if (e < a.n_experts && m < m_rows) {
-                a.logits[(uint64_t)(m0 + m) * a.n_experts + e] = s;
-                __threadfence();
-            }
+    if (tid < N) {
+        float s = red[0][tid];
+        for (uint32_t i = 1; i < blockDim.x / 32; ++i) {
+            s += red[i][tid];
         }
-        __syncwarp();
-        if (lane == 0) {
-            last = atomicAdd(a.tickets + grp, 1u) == a.tiles - 1;
-            if (last) {
-                a.tickets[grp] = 0;
-            }
+        const uint32_t e = b * RR_EXPERTS + tid / NR, m = tid % NR;
+        if (e < a.n_experts && m < m_rows) {
+            word_post(a.words + (uint64_t)(m0 + m) * a.n_experts + e, s, number);
         }
-    }
-    __syncthreads();
-    if (last) {
-        __threadfence();
-        route_topk(a, m0, m_rows);
     }
 }
 
 static int route_rows_run(struct qx_queue *q, const struct qx_op_moe_route *o)
 {
     rr_args a = {};
-    a.m = o->m;
     a.gate = (const uint16_t *)o->gate.codes;
-    a.n_rows = o->n_rows;
     a.hidden = o->hidden;
     a.n_experts = o->n_experts;
     a.k = o->k;
     a.norm = o->norm;
-    a.logits = o->logits;
-    a.weight = o->weight;
-    a.expert = o->expert;
-    a.tickets = q->tickets;
+    a.words = q->route_words;
+    a.numbers = q->numbers + 1;
     a.tiles = (o->n_experts + RR_EXPERTS - 1) / RR_EXPERTS;
-    const uint32_t nr = o->n_rows <= 1 ? 1 : o->n_rows <= 2 ? 2 : o->n_rows <= 4 ? 4 : 8;
-    const dim3 grid(a.tiles * ((o->n_rows + nr - 1) / nr)), block((o->hidden / 8 + 31) / 32 * 32);
-    int r;
-    switch (nr) {
-    case 1: r = launch(q, "moe_route", route_rows<1>, grid, block, 0, a); break;
-    case 2: r = launch(q, "moe_route", route_rows<2>, grid, block, 0, a); break;
-    case 4: r = launch(q, "moe_route", route_rows<4>, grid, block, 0, a); break;
-    default: r = launch(q, "moe_route", route_rows<8>, grid, block, 0, a); break;
+    const dim3 block((o->hidden / 8 + 31) / 32 * 32);
+    uint32_t most = (QX_ROUTE_WORDS - RR_MAX_EXPERTS) / o->n_experts / 8 * 8;
+    most = most < (QX_N_NUMBERS - 1) * 8 ? most : (QX_N_NUMBERS - 1) * 8;
+    int r = 0;
+    for (uint32_t at = 0; at < o->n_rows && !r; at += most) {
+        a.n_rows = o->n_rows - at < most ? o->n_rows - at : most;
+        a.m = o->m + (uint64_t)at * o->hidden;
+        a.weight = o->weight + (uint64_t)at * o->k;
+        a.expert = o->expert + (uint64_t)at * o->k;
+        const uint32_t nr = a.n_rows <= 1 ? 1 : a.n_rows <= 2 ? 2 : a.n_rows <= 4 ? 4 : 8;
+        a.n_groups = (a.n_rows + nr - 1) / nr;
+        const dim3 grid((a.tiles + 1) * a.n_groups);
+        switch (nr) {
+        case 1: r = launch(q, "moe_route", route_rows<1>, grid, block, 0, a); break;
+        case 2: r = launch(q, "moe_route", route_rows<2>, grid, block, 0, a); break;
+        case 4: r = launch(q, "moe_route", route_rows<4>, grid, block, 0, a); break;
+        default: r = launch(q, "moe_route", route_rows<8>, grid, block, 0, a); break;
+        }
     }
     q->routed.at = q->n_launches;
     q->routed.m = o->m;
@@ -222,7 +263,7 @@ extern "C" int qx_cuda_moe_route(struct qx_queue *q, const struct qx_op_moe_rout
     }
     const struct qx_weight &g = o->gate;
     if (g.fmt == QX_W_BF16 && ((uintptr_t)g.codes & 15) == 0 && ((uintptr_t)o->m & 15) == 0 && o->hidden % 8 == 0 &&
-        o->hidden <= 4096 && (o->n_rows + 7) / 8 <= QX_N_TICKETS) {
+        o->hidden <= 4096 && o->n_experts <= RR_MAX_EXPERTS) {
         return route_rows_run(q, o);
     }
     route_args a = {};

@@ -23,8 +23,8 @@
 
 /* One block a multiprocessor, and beside it one of the next such kernel, which fetches its weights before
  * this one has ended. Blocks of one kernel must not share a multiprocessor, which the hardware prefers while
- * others are busy with an earlier kernel: so each takes more than half of the shared memory or, in turn, of
- * the registers (blocks get idle warps for that), and two kernels that follow one another differ. */
+ * others are busy with an earlier kernel: so each takes more than half of the shared memory or of the registers
+ * (blocks get idle warps for that), as it prefers, and two kernels that follow one another differ. */
 __host__ inline bool can_stream(const struct qx_queue *q)
 {
     return q->capability >= 90 && q->capability < 120; /* bulk copies, and 227 KiB of shared memory */
@@ -34,10 +34,11 @@ __host__ inline bool can_stream(const struct qx_queue *q)
 #define ALONE_REGISTERS 32768u
 
 template <class... P, class... A>
-static int launch_alone(struct qx_queue *q, const char *name, void (*kernel)(P...), dim3 grid, unsigned threads,
-                        uint32_t smem, A... args)
+static int launch_alone_by(struct qx_queue *q, const char *name, bool by_registers, void (*kernel)(P...), dim3 grid,
+                           unsigned threads, uint32_t smem, A... args)
 {
-    q->by_registers = !q->by_registers;
+    q->by_registers = q->alone_at && q->alone_at == q->n_launches ? !q->by_registers : by_registers;
+    q->alone_at = q->n_launches + 1;
     if (smem > ALONE_SHARED_LEFT) {
         q->by_registers = false;
     }
@@ -54,6 +55,13 @@ static int launch_alone(struct qx_queue *q, const char *name, void (*kernel)(P..
         threads = need > threads && need <= (unsigned)f.maxThreadsPerBlock ? need : threads;
     }
     return launch(q, name, kernel, grid, dim3(threads), smem, args...);
+}
+
+template <class... P, class... A>
+static int launch_alone(struct qx_queue *q, const char *name, void (*kernel)(P...), dim3 grid, unsigned threads,
+                        uint32_t smem, A... args)
+{
+    return launch_alone_by(q, name, true, kernel, grid, threads, smem, args...);
 }
 
 /* ---- barriers and copies -------------------------------------------------------------------- */

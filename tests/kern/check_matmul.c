@@ -8,6 +8,7 @@
 /* Bits of a variant: inputs of products rounded to bf16; rows of a prompt. */
 #define ACT_BF16 (1 << 20)
 #define PROMPT (1 << 21)
+#define TIES (1 << 19)         /* moe_route */
 #define OTHER_SHARED (1 << 22) /* moe: a shared expert of MXFP8 beside NVFP4, of BF16 beside others */
 /* Error of a product whose inputs are computed values rounded to bf16: where kernel and reference, each
  * within 1e-6, lie on two sides of a rounding boundary (a share of 2e-6 / 2^-8 of the values), they differ by
@@ -197,7 +198,8 @@ static void hc(struct kern_ctx *c, int v)
     static const uint32_t shapes[][5] = {/* rows, streams, hidden, rank, with inject and write-back */
         {1, 4, 64, 16, 3}, {1, 4, 2560, 320, 3}, {3, 4, 256, 32, 1}, {8, 4, 640, 80, 3}, {2, 4, 2560, 320, 2},
         {11, 4, 128, 16, 3}, {5, 2, 384, 48, 3}, {30, 4, 256, 32, 3},
-        {140, 4, 2560, 320, 3}, {45, 4, 104, 24, 2}, {301, 4, 640, 80, 3}};
+        {140, 4, 2560, 320, 3}, {45, 4, 104, 24, 2}, {301, 4, 640, 80, 3},
+        {1, 4, 2560, 320, 0}, {3, 4, 2560, 320, 1}, {4, 4, 2560, 320, 3}, {9, 4, 2560, 320, 3}, {110, 4, 2560, 320, 3}};
     bool act = v & ACT_BF16, prompt = v & PROMPT;
     v &= ACT_BF16 - 1;
     const uint32_t *s = shapes[v / 8];
@@ -255,7 +257,7 @@ static void bench_hc(struct kern_ctx *c, int v)
 /* The same for a mixer: bits of m, x and inj. variant: format + 8 * shape */
 static void hc_same_bits(struct kern_ctx *c, int v)
 {
-    static const uint32_t shapes[][3] = {{2560, 320, 4}, {256, 64, 4}, {640, 32, 3}}, counts[] = {1, 3, 8, 9, 17, 33};
+    static const uint32_t shapes[][3] = {{2560, 320, 4}, {256, 64, 4}, {640, 32, 3}}, counts[] = {1, 2, 3, 8, 9, 17, 33};
     const uint32_t *s = shapes[v / 8], all = 40, H = s[0], R = s[1], C = s[2];
     uint8_t f = formats[v % 8];
     struct qx_op_hc a = {.n_streams = C, .hidden = H, .rank = R, .eps = 1e-6f, .act_bf16 = true};
@@ -312,14 +314,14 @@ static void route(struct kern_ctx *c, int v)
 {
     static const uint32_t shapes[][4] = {{1, 512, 10, 2560}, {8, 512, 10, 2560}, {3, 4, 2, 64}, {20, 8, 3, 256},
                                          {2, 700, 12, 128}, {5, 512, 10, 256},
-                                         {70, 512, 10, 2560}, {300, 68, 6, 192}};
-    bool prompt = v & PROMPT;
-    v &= PROMPT - 1;
-    const uint32_t *s = shapes[v % 8];
+                                         {70, 512, 10, 2560}, {300, 68, 6, 192}, {130, 512, 10, 64}};
+    bool prompt = v & PROMPT, ties = v & TIES;
+    v &= TIES - 1;
+    const uint32_t *s = shapes[v];
     uint32_t n = s[0], E = s[1], k = s[2], H = s[3];
     struct qx_weight g = kern_weight(c, QX_W_BF16, E, H, 0);
     float *m = kern_f32(c, (size_t)n * H, 1.0f);
-    if (v >= 8) { /* ties: whole numbers, exact in any order of sums */
+    if (ties) { /* whole numbers, exact in any order of sums */
         int16_t *h = malloc((size_t)E * H * 2);
         for (size_t i = 0; i < (size_t)E * H; ++i) {
             h[i] = (int16_t)qx_f32_to_bf16(i % H < 3 ? (float)kern_below(c, 3) : 0.0f);
@@ -332,9 +334,33 @@ static void route(struct kern_ctx *c, int v)
     float *w = kern_new(c, (size_t)n * k * 4);
     kern_out(c, "expert", 'i', e, (size_t)n * k, 0);
     kern_out(c, "weight", 'f', w, (size_t)n * k, 1e-5); /* an error of a logit enters the exponent as it is */
-    kern_shape(c, "%u rows, %u of %u, hidden %u%s", n, k, E, H, v >= 8 ? ", ties" : "");
-    KERN_RUN(c, moe_route, {.n_rows = n, .hidden = H, .n_experts = E, .k = k, .norm = v % 2 == 0, .m = m, .gate = g,
-                            .logits = kern_new(c, (size_t)n * E * 4), .expert = e, .weight = w, .prompt = prompt});
+    kern_shape(c, "%u rows, %u of %u, hidden %u%s", n, k, E, H, ties ? ", ties" : "");
+    struct qx_op_moe_route a = {.n_rows = n, .hidden = H, .n_experts = E, .k = k, .norm = v % 2 == 0, .m = m, .gate = g,
+                                .logits = kern_new(c, (size_t)n * E * 4), .expert = e, .weight = w, .prompt = prompt};
+    KERN_RUN(c, moe_route, a);
+    if (prompt || n > 20) {
+        return;
+    }
+    /* each row alone: the same bits */
+    struct qx_op_moe_route b = a;
+    uint32_t n_differ = 0;
+    float *both = malloc((size_t)2 * n * k * 4);
+    b.n_rows = 1;
+    b.expert = kern_new(c, (size_t)n * k * 4);
+    b.weight = kern_new(c, (size_t)n * k * 4);
+    for (uint32_t r = 0; r < n && both; ++r) {
+        c->rc = c->rc ? c->rc : c->be->ops->moe_route(c->q, &b);
+        b.m += H;
+        b.expert += k;
+        b.weight += k;
+    }
+    kern_fetch(c, both, w, (size_t)n * k * 4);
+    kern_fetch(c, both + (size_t)n * k, b.weight - (size_t)n * k, (size_t)n * k * 4);
+    for (size_t i = 0; i < (size_t)n * k; ++i) {
+        n_differ += memcmp(both + i, both + (size_t)n * k + i, 4) != 0;
+    }
+    kern_out(c, "weights of a row that differ alone", 'i', kern_put(c, &n_differ, 4), 1, 0);
+    free(both);
 }
 
 /* variant: format + 8 * shape, + ACT_BF16, + PROMPT, + OTHER_SHARED */
@@ -527,13 +553,15 @@ const struct kern_case kern_cases_matmul[] = {
     H(ACT_BF16, 2), H(ACT_BF16 + 1, 1), H(ACT_BF16 + 2, 1), H(ACT_BF16 + 4, 1), H(ACT_BF16 + 5, 2), H(ACT_BF16 + 6, 3),
     H(ACT_BF16 + 3, 3), H(ACT_BF16 + 1, 3), H(ACT_BF16 + 2, 3), H(ACT_BF16, 5), H(ACT_BF16, 6), H(ACT_BF16, 7),
     H(ACT_BF16 + 3, 7), H(ACT_BF16 + 4, 7), H(ACT_BF16 + 2, 7),
+    H(ACT_BF16, 4), H(ACT_BF16, 11), H(ACT_BF16, 12), H(ACT_BF16, 13), H(ACT_BF16, 14), H(ACT_BF16, 15),
     H(ACT_BF16, 0), H(ACT_BF16, 1), H(ACT_BF16 + 3, 1), H(ACT_BF16, 3), H(ACT_BF16, 4), H(ACT_BF16 + PROMPT, 5),
     H(ACT_BF16 + PROMPT, 7), H(ACT_BF16 + PROMPT + 3, 7), H(ACT_BF16 + PROMPT, 8), H(ACT_BF16 + PROMPT, 9), H(ACT_BF16 + PROMPT, 10), H(PROMPT, 7),
     {"hc", "write", hc_write, 0, 0}, {"hc", "write", hc_write, 1, 0},
     {"moe_route", "route", route, 0, 0}, {"moe_route", "route", route, 1, 0}, {"moe_route", "route", route, 2, 0},
     {"moe_route", "route", route, 3, 0}, {"moe_route", "route", route, 4, 0}, {"moe_route", "route", route, 5, 0},
-    {"moe_route", "route", route, PROMPT + 6, 0}, {"moe_route", "route", route, PROMPT + 7, 0}, {"moe_route", "ties", route, PROMPT + 15, 0},
-    {"moe_route", "ties", route, 8, 0}, {"moe_route", "ties", route, 9, 0}, {"moe_route", "ties", route, 13, 0},
+    {"moe_route", "route", route, PROMPT + 6, 0}, {"moe_route", "route", route, PROMPT + 7, 0}, {"moe_route", "ties", route, PROMPT + TIES + 7, 0},
+    {"moe_route", "ties", route, TIES + 0, 0}, {"moe_route", "ties", route, TIES + 1, 0}, {"moe_route", "ties", route, TIES + 5, 0},
+    {"moe_route", "route", route, 6, 0}, {"moe_route", "route", route, 7, 0}, {"moe_route", "route", route, 8, 0},
     M(0, 0), M(1, 0), M(2, 0), M(3, 0), M(4, 0), M(5, 0), M(6, 0), M(0, 1), M(1, 1), M(2, 1), M(3, 1), M(4, 1),
     M(4, 2), M(2, 2), M(0, 3), M(2, 3), M(4, 3), M(0, 4), M(3, 4), M(4, 4), M(0, 5), M(4, 5), M(6, 5), M(0, 6), M(1, 6),
     M(2, 6), M(3, 6), M(4, 6), M(6, 6), M(4, 7), M(0, 7), M(2, 7),
