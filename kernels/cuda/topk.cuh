@@ -128,7 +128,8 @@ __device__ __forceinline__ void warp_topk(const float *logits, uint32_t n, uint3
 }
 
 /* The router's choice for one row of at most 1024 logits, by one warp. */
-__device__ inline void warp_route(const float *logits, uint32_t n, uint32_t k, bool norm, int32_t *expert, float *weight)
+__device__ inline void warp_route(const float *logits, uint32_t n, uint32_t k, bool norm, int32_t *expert,
+                                  float *weight)
 {
     if (n <= 128) {
         warp_topk<4>(logits, n, k, norm, expert, weight);
