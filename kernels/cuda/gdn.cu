@@ -3,8 +3,8 @@
  * eight keys of four columns, so that sums over keys are shuffles and no barrier stands between rows. S goes in and out
  * by way of shared memory: 32 bytes of a row at a time, as registers have it, memory takes at a third of its pace. S and
  * the numbers of the step are read before the wait (embed stands between them and whatever wrote them). The halves
- * exchange sums of squares for the gated norm; the barrier for that also orders all reads of a history that is
- * replaced in place before its writing. */
+ * send one another sums of squares for the gated norm, and the last S leaves meanwhile; the cluster's barrier, whose two
+ * halves lie far apart, orders all reads of a history that is replaced in place before its writing. */
 #include "gdn.cuh"
 #include "mma.cuh"
 
@@ -20,6 +20,7 @@ struct gdn_smem {
     float hist[GDN_MAX_TAPS - 1][GDN_OWN];   /* new history that waits for the barrier */
     int32_t to[GDN_T];
     float state[GDN_D * GDN_V + GDN_D];      /* S: gdn_key */
+    uint64_t got[2];                         /* round: barrier for the other half's sums */
 };
 
 /* Key k of the block's columns: eight keys later the same column lies in other banks. */
@@ -28,23 +29,28 @@ __device__ __forceinline__ uint32_t gdn_key(uint32_t k)
     return k * GDN_V + k / 8 * 8;
 }
 
-__device__ __forceinline__ void cluster_barrier()
+__device__ __forceinline__ void cluster_arrive()
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;\n"
-                 "barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#else
-    __syncthreads();
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
 
-/* *p = v in the shared memory of block `rank` of the cluster. */
-__device__ __forceinline__ void cluster_store(float *p, uint32_t rank, float v)
+/* *p = v in the shared memory of block `rank` of the cluster, counted by its barrier `bar`. */
+__device__ __forceinline__ void cluster_store(float *p, uint64_t *bar, uint32_t rank, float v)
 {
 #if __CUDA_ARCH__ >= 900
-    uint32_t at;
+    uint32_t at, b;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(smem_u32(p)), "r"(rank));
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory");
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(b) : "r"(smem_u32(bar)), "r"(rank));
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(at), "f"(v), "r"(b)
+                 : "memory");
 #endif
 }
 
@@ -127,17 +133,16 @@ __device__ __forceinline__ float sum_keys(const float (&v)[4], uint32_t lane)
     return z;
 }
 
-/* The block's columns of a state to p, its first key and column there. again: it was called before in this run. */
-__device__ __forceinline__ void put_state(float *p, gdn_smem &s, uint32_t mine, const float (&S)[8][4], bool again)
+/* The block's columns of a state to shared memory, and from there to p, its first key and column; a barrier in between. */
+__device__ __forceinline__ void state_to_smem(gdn_smem &s, uint32_t mine, const float (&S)[8][4])
 {
-    if (again) {
-        __syncthreads();
-    }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         *(float4 *)(s.state + mine + i * GDN_V) = make_float4(S[i][0], S[i][1], S[i][2], S[i][3]);
     }
-    __syncthreads();
+}
+__device__ __forceinline__ void smem_to_slot(float *p, const gdn_smem &s)
+{
 #pragma unroll
     for (uint32_t j = 0; j < GDN_D * GDN_V / 4 / 256; ++j) {
         const uint32_t i = j * 256 + threadIdx.x, k = i / (GDN_V / 4), c = i % (GDN_V / 4) * 4;
@@ -145,8 +150,9 @@ __device__ __forceinline__ void put_state(float *p, gdn_smem &s, uint32_t mine, 
     }
 }
 
+/* The run that begins at row `first`. round: of the block, over all its runs. */
 __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t first, uint32_t kh, uint32_t rank,
-                                        bool &waited)
+                                        bool &waited, uint32_t &round)
 {
     const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, n_rows = a.step.n_rows;
     const uint32_t vh = kh * a.group + rank / 2, half = rank & 1;
@@ -168,7 +174,6 @@ __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t
     const uint32_t kp = lane >> 1, col = warp * 8 + (lane & 1) * 4, mine = gdn_key(kp * 8) + col;
     const uint64_t block = (uint64_t)vh * GDN_D * GDN_D + half * GDN_V;
     float S[8][4];
-    bool put = false;
     if (slot >= 0) {
 #pragma unroll
         for (uint32_t j = 0; j < GDN_D * GDN_V / 4 / 256; ++j) {
@@ -190,7 +195,7 @@ __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t
         waited = true;
     }
     int32_t last_to = -1;
-    for (uint32_t t0 = 0, round = 0; t0 < len; t0 += GDN_T, ++round) {
+    for (uint32_t t0 = 0; t0 < len; t0 += GDN_T, ++round) {
         const uint32_t n = len - t0 < GDN_T ? len - t0 : GDN_T;
         if (t0) {
             __syncthreads();
@@ -242,6 +247,7 @@ __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t
         }
         __syncthreads();
         if (t0 == 0) {
+            cluster_arrive(); /* the history has been read */
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const float4 x = slot < 0 ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : *(const float4 *)(s.state + mine + i * GDN_V);
@@ -285,22 +291,39 @@ __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t
             }
             const int32_t to = s.to[t];
             if (t0 + t + 1 == len) {
-                last_to = to; /* written last: nothing waits for it */
+                last_to = to; /* with the norm, below */
             } else if (to >= 0) {
-                put_state(a.s + to * a.s_stride + block, s, mine, S, put);
-                put = true;
+                __syncthreads(); /* what lay there has left */
+                state_to_smem(s, mine, S);
+                __syncthreads();
+                smem_to_slot(a.s + to * a.s_stride + block, s);
             }
         }
+        const bool ends = t0 + n == len && last_to >= 0;
+        if (ends) {
+            if (len > 1) {
+                __syncthreads();
+            }
+            state_to_smem(s, mine, S);
+        }
         __syncthreads();
+        uint64_t *got = &s.got[round & 1];
         if (warp < n) {
             const float x = s.os[warp][lane], y = s.os[warp][lane + 32];
             const float q = warp_sum(fmaf(x, x, y * y));
             if (lane == 0) {
                 s.part[round & 1][half][warp] = q;
-                cluster_store(&s.part[round & 1][half][warp], rank ^ 1, q);
+                if (warp == 0) {
+                    bar_expect(got, 4 * n);
+                }
+                cluster_store(&s.part[round & 1][half][warp], got, rank ^ 1, q);
             }
         }
-        cluster_barrier();
+        if (ends) {
+            smem_to_slot(a.s + last_to * a.s_stride + block, s);
+        }
+        __syncthreads();
+        bar_wait(got, round >> 1 & 1);
 #pragma unroll
         for (uint32_t e = 0; e < 2; ++e) {
             const uint32_t t = tid / GDN_V + 4 * e, c = tid % GDN_V;
@@ -312,14 +335,12 @@ __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t
             }
         }
     }
-    if (last_to >= 0) {
-        put_state(a.s + last_to * a.s_stride + block, s, mine, S, put);
-        if (last_to == slot) {
-            for (uint32_t i = rank == 0 ? tid : 2 * GDN_D + tid; i < GDN_OWN; i += 256) {
-                const uint32_t part = i / GDN_D, ch = c0[part] + i - part * GDN_D;
-                for (uint32_t j = 0; j + 1 < a.taps; ++j) {
-                    a.conv_state[slot * a.conv_stride + (uint64_t)j * channels + ch] = s.hist[j][i];
-                }
+    cluster_wait();
+    if (last_to >= 0 && last_to == slot) {
+        for (uint32_t i = rank == 0 ? tid : 2 * GDN_D + tid; i < GDN_OWN; i += 256) {
+            const uint32_t part = i / GDN_D, ch = c0[part] + i - part * GDN_D;
+            for (uint32_t j = 0; j + 1 < a.taps; ++j) {
+                a.conv_state[slot * a.conv_stride + (uint64_t)j * channels + ch] = s.hist[j][i];
             }
         }
     }
@@ -340,7 +361,14 @@ __global__ void __launch_bounds__(256, 2) gdn_core(const __grid_constant__ gdn_a
             return;
         }
     }
-    cluster_barrier(); /* all blocks have begun: their shared memory may be written */
+    if (threadIdx.x == 0) {
+        bar_init(&s.got[0], 1);
+        bar_init(&s.got[1], 1);
+        bar_init_done();
+    }
+    cluster_arrive();
+    cluster_wait(); /* all blocks have begun: their shared memory may be written */
+    uint32_t round = 0;
     for (uint32_t r0 = blockIdx.y; r0 < a.step.n_rows; r0 += gridDim.y * 32) {
         /* which of the block's next 32 rows begin a run: the same answer in all warps of the cluster */
         const uint32_t r = r0 + lane * gridDim.y;
@@ -348,7 +376,7 @@ __global__ void __launch_bounds__(256, 2) gdn_core(const __grid_constant__ gdn_a
                             __ldcg(a.step.pos + r) >= 0 &&
                             !(a.chunked && (__ldcg(a.chunked + r / 32) >> (r & 31) & 1));
         for (uint32_t b = __ballot_sync(0xffffffffu, begins); b; b &= b - 1) {
-            gdn_run(a, s, r0 + (__ffs(b) - 1) * gridDim.y, kh, rank, waited);
+            gdn_run(a, s, r0 + (__ffs(b) - 1) * gridDim.y, kh, rank, waited, round);
         }
     }
     if (!waited) {

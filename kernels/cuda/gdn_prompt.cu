@@ -244,34 +244,57 @@ __global__ void __launch_bounds__(256) gdn_conv_rows(const __grid_constant__ pro
 
 /* ---- norm ----------------------------------------------------------------------------------- */
 
+/* Whether row r is of a run that the chunked kernels take. */
+__device__ __forceinline__ bool taken(const prompt_args &a, uint32_t r)
+{
+    return __ldcg(a.plan->mask + r / 32) >> (r & 31) & 1;
+}
+
 /* A row and value head a warp; then the history of rows that keep a state (from the third on: entries of the
- * step's own rows only). */
+ * step's own rows only), each written by the blocks of up to eight rows. */
 __global__ void __launch_bounds__(256) gdn_norm_rows(const __grid_constant__ prompt_args a)
 {
+    constexpr uint32_t AT_ONCE = 3, KEEP = 8;
     pdl_next();
     pdl_wait();
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x & 31, r = blockIdx.x;
-    if (!(__ldcg(a.plan->mask + r / 32) >> (r & 31) & 1)) {
-        return;
+    const uint32_t k = r + lane;
+    uint32_t keep = __ballot_sync(0xffffffffu, lane < KEEP && k < a.g.step.n_rows && taken(a, k) &&
+                                                   __ldcg(a.g.step.state_out + k) >= 0 &&
+                                                   (int32_t)k - __ldcg(a.g.step.first + k) >= 2);
+    if (taken(a, r)) {
+        const float *in = a.g.in + (uint64_t)r * a.g.in_stride + a.channels;
+        const float4 w = __ldg((const float4 *)a.g.norm + lane);
+        for (uint32_t h0 = warp; h0 < a.g.v_heads; h0 += 8 * AT_ONCE) {
+            float4 x[AT_ONCE], z[AT_ONCE];
+#pragma unroll
+            for (uint32_t i = 0; i < AT_ONCE; ++i) {
+                const uint32_t h = h0 + 8 * i < a.g.v_heads ? h0 + 8 * i : h0;
+                x[i] = __ldcg((const float4 *)(a.g.out + ((uint64_t)r * a.g.v_heads + h) * GDN_D) + lane);
+                z[i] = __ldcg((const float4 *)(in + h * GDN_D) + lane);
+            }
+#pragma unroll
+            for (uint32_t i = 0; i < AT_ONCE; ++i) {
+                const uint32_t h = h0 + 8 * i;
+                if (h >= a.g.v_heads) {
+                    break;
+                }
+                const float q = warp_sum(fmaf(x[i].x, x[i].x, fmaf(x[i].y, x[i].y, fmaf(x[i].z, x[i].z, x[i].w * x[i].w))));
+                const float f = 1.0f / sqrtf(q / (float)GDN_D + a.g.eps);
+                *((float4 *)(a.g.out + ((uint64_t)r * a.g.v_heads + h) * GDN_D) + lane) =
+                    make_float4(x[i].x * f * w.x * sigmoid_f(z[i].x), x[i].y * f * w.y * sigmoid_f(z[i].y),
+                                x[i].z * f * w.z * sigmoid_f(z[i].z), x[i].w * f * w.w * sigmoid_f(z[i].w));
+            }
+        }
     }
-    const float *in = a.g.in + (uint64_t)r * a.g.in_stride;
-    const float4 w = __ldg((const float4 *)a.g.norm + lane);
-    for (uint32_t h = warp; h < a.g.v_heads; h += 8) {
-        float4 *o = (float4 *)(a.g.out + ((uint64_t)r * a.g.v_heads + h) * GDN_D) + lane;
-        const float4 x = __ldcg(o), z = __ldcg((const float4 *)(in + a.channels + h * GDN_D) + lane);
-        const float q = warp_sum(fmaf(x.x, x.x, fmaf(x.y, x.y, fmaf(x.z, x.z, x.w * x.w))));
-        const float f = 1.0f / sqrtf(q / (float)GDN_D + a.g.eps);
-        *o = make_float4(x.x * f * w.x * sigmoid_f(z.x), x.y * f * w.y * sigmoid_f(z.y),
-                         x.z * f * w.z * sigmoid_f(z.z), x.w * f * w.w * sigmoid_f(z.w));
-    }
-    const int32_t to = __ldcg(a.g.step.state_out + r);
-    if (to >= 0 && (int32_t)r - __ldcg(a.g.step.first + r) >= 2) {
-        float4 *d = (float4 *)(a.g.conv_state + to * a.g.conv_stride);
-        const uint32_t c4 = a.channels / 4;
+    for (; keep; keep &= keep - 1) {
+        const uint32_t part = __ffs(keep) - 1, row = r + part, parts = row < KEEP ? row + 1 : KEEP;
+        const uint32_t c4 = a.channels / 4, all = 3 * c4;
+        float4 *d = (float4 *)(a.g.conv_state + __ldcg(a.g.step.state_out + row) * a.g.conv_stride);
 #pragma unroll 4
-        for (uint32_t i = threadIdx.x; i < 3 * c4; i += 256) {
+        for (uint32_t i = part * all / parts + threadIdx.x; i < (part + 1) * all / parts; i += 256) {
             const uint32_t j = i / c4, ch = i - j * c4;
-            d[i] = __ldcg((const float4 *)(a.g.in + (uint64_t)(r - 2 + j) * a.g.in_stride) + ch);
+            d[i] = __ldcg((const float4 *)(a.g.in + (uint64_t)(row - 2 + j) * a.g.in_stride) + ch);
         }
     }
 }

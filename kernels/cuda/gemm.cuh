@@ -204,7 +204,7 @@ __device__ __forceinline__ void gm_produce(const typename P::args &a, gm_pipe p)
                     br + i * 16 < tl.n ? (uint32_t)gm_at(a.c.b_rows, (uint32_t)P::b_row(a, tl, br + i * 16), 0, bc) : 0;
             }
         }
-        uint32_t ka = k0;
+        uint32_t ka = k0 % tl.akb;
         for (uint32_t kb = 0; kb < tl.kb; kb += KS) {
             const uint32_t full = p.full + 8 * p.stage, st = p.smem + p.stage * (PART * KS);
             bar_wait(p.empty + 8 * p.stage, p.phase ^ 1);

@@ -16,7 +16,7 @@ static inline bool qx_prompt_can(const struct qx_queue *q)
 
 int qx_prompt_linear(struct qx_queue *q, const struct qx_op_linear *o);
 int qx_prompt_hc(struct qx_queue *q, const struct qx_op_hc *o);
-int qx_prompt_logits(struct qx_queue *q, const struct qx_op_moe_route *o);
+int qx_prompt_logits(struct qx_queue *q, const struct qx_op_moe_route *o, const float **more);
 int qx_prompt_route(struct qx_queue *q, const struct qx_op_moe_route *o);
 int qx_prompt_moe(struct qx_queue *q, const struct qx_op_moe *o);
 

@@ -66,6 +66,8 @@ struct plin_args {
     float *y;
     uint64_t y_stride;
     uint32_t n_rows, n_mats, m_tiles, n_tiles, width, kb, akb, group;
+    uint32_t parts, part_kb; /* of K, each with sums of its own; blocks of one */
+    uint64_t part_at;   /* from the sums of one to those of the next */
     bool acc, pairs;    /* pairs: two neighbouring elements of y may be written at once */
     plin_mat w[QX_LINEAR_MAX];
 };
@@ -75,18 +77,24 @@ template <int F_, int PROMOTE_> struct plin : gm_policy {
     static constexpr bool GATHER = false;
     using args = plin_args;
     struct tile {
-        uint32_t n, kb, akb, col0, row0, j;
+        uint32_t n, kb, akb, col0, row0, j, part, k0;
     };
     GM_RUN(plin)
+    static __device__ __forceinline__ uint32_t first_block(const tile &t)
+    {
+        return t.k0;
+    }
     static __device__ __forceinline__ uint32_t n_tiles(const args &a)
     {
-        return a.m_tiles * a.n_tiles;
+        return a.m_tiles * a.n_tiles * a.parts;
     }
     /* Tiles of `group` columns run along all rows before the next columns: those running at one time share
      * weights and tokens in L2. */
     static __device__ __forceinline__ tile get(const args &a, uint32_t t)
     {
         tile r;
+        r.part = PROMOTE ? t / (a.m_tiles * a.n_tiles) : 0;
+        t -= r.part * a.m_tiles * a.n_tiles;
         const uint32_t full = a.group * a.m_tiles, grp = t / full, rem = t - grp * full;
         const uint32_t left = a.n_tiles - grp * a.group, size = left < a.group ? left : a.group;
         const uint32_t m = rem / size, n = grp * a.group + (rem - m * size);
@@ -97,7 +105,8 @@ template <int F_, int PROMOTE_> struct plin : gm_policy {
         r.row0 = (m - a.w[r.j].m0) * 128;
         r.col0 = n * a.width;
         r.n = a.n_rows - r.col0 < a.width ? a.n_rows - r.col0 : a.width;
-        r.kb = a.kb;
+        r.k0 = r.part * a.part_kb;
+        r.kb = a.kb - r.k0 < a.part_kb ? a.kb - r.k0 : a.part_kb;
         r.akb = a.akb;
         return r;
     }
@@ -129,7 +138,7 @@ template <int F_, int PROMOTE_> struct plin : gm_policy {
     {
         const plin_mat &w = a.w[t.j];
         const uint32_t m = t.row0 + gm_place(r);
-        float *y = a.y + (uint64_t)(t.col0 + 2 * q) * a.y_stride + w.off + m;
+        float *y = a.y + t.part * a.part_at + (uint64_t)(t.col0 + 2 * q) * a.y_stride + w.off + m;
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {
 #pragma unroll
@@ -172,7 +181,9 @@ static int plin_launch(struct qx_queue *q, const char *name, int f, bool promote
     a.width = gm_width(q, a.n_rows, a.m_tiles, f == GM_BLOCK || promote ? 128 : 256);
     a.n_tiles = (a.n_rows + a.width - 1) / a.width;
     a.group = a.n_tiles < 16 ? a.n_tiles : 16;
-    const uint64_t tiles = (uint64_t)a.m_tiles * a.n_tiles;
+    a.parts = a.parts ? a.parts : 1;
+    a.part_kb = (a.kb + a.parts - 1) / a.parts;
+    const uint64_t tiles = (uint64_t)a.m_tiles * a.n_tiles * a.parts;
     if (promote) {
         return a.width == 64 ? gm_launch<plin<GM_BF16, 1>, 1, 64>(q, name, a, tiles)
                              : gm_launch<plin<GM_BF16, 1>, 1, 128>(q, name, a, tiles);
@@ -280,9 +291,11 @@ int qx_prompt_linear(struct qx_queue *q, const struct qx_op_linear *o)
 /* ---- router --------------------------------------------------------------------------------- */
 
 /* Logits in f32 precision: the rows as three bf16 terms, one after another along K, and sums that leave the
- * matrix unit after every 64 products. */
-int qx_prompt_logits(struct qx_queue *q, const struct qx_op_moe_route *o)
+ * matrix unit after every 64 products. Where the tiles are fewer than the multiprocessors, K is cut in two, and what is
+ * to be added to the logits lies at *more. */
+int qx_prompt_logits(struct qx_queue *q, const struct qx_op_moe_route *o, const float **more)
 {
+    *more = nullptr;
     const uint64_t stride = (uint64_t)((o->hidden + 63) / 64) * 128 * 3;
     const uint64_t fit = QX_WS_BYTES / stride / 256 * 256;
     if (gm_format(o->gate) != GM_BF16 || o->gate.cols != o->hidden || fit == 0) {
@@ -304,6 +317,14 @@ int qx_prompt_logits(struct qx_queue *q, const struct qx_op_moe_route *o)
         a.akb = (o->hidden + 63) / 64;
         a.kb = 3 * a.akb;
         a.pairs = ((uintptr_t)a.y & 7) == 0 && o->n_experts % 2 == 0;
+        const uint64_t used = (gm_pad8(rows) * stride + 255) / 256 * 256, all = (uint64_t)rows * o->n_experts * 4;
+        if (rows == o->n_rows && used + all <= QX_WS_BYTES && 2 * a.m_tiles * ((rows + 63) / 64) <= (uint32_t)q->n_sm &&
+            ((uintptr_t)a.y & 3) == 0) {
+            float *second = (float *)((uint8_t *)q->ws + used);
+            a.parts = 2;
+            a.part_at = (uint64_t)(((intptr_t)second - (intptr_t)a.y) / 4);
+            *more = second;
+        }
         r = plin_launch(q, "moe_route", GM_BF16, true, a);
         if (r) {
             return r;

@@ -15,14 +15,32 @@
 
 /* ---- router --------------------------------------------------------------------------------- */
 
-/* A row a warp. */
-__global__ void __launch_bounds__(256) pmoe_pick(const float *logits, uint32_t n_rows, uint32_t n, uint32_t k, bool norm,
+/* A row a warp. more: NULL, or what is to be added to the logits. */
+__global__ void __launch_bounds__(256) pmoe_pick(float *logits, const float *more, uint32_t n_rows, uint32_t n, uint32_t k, bool norm,
                                                  int32_t *expert, float *weight)
 {
     pdl_next();
     pdl_wait();
     const uint64_t r = (uint64_t)blockIdx.x * 8 + threadIdx.x / 32;
     if (r < n_rows) {
+        if (more) {
+            constexpr uint32_t U = 8; /* loads in flight */
+            for (uint32_t e0 = threadIdx.x & 31; e0 < n; e0 += 32 * U) {
+                float x[U];
+#pragma unroll
+                for (uint32_t i = 0; i < U; ++i) {
+                    const uint32_t e = e0 + 32 * i;
+                    x[i] = e < n ? __ldcg(logits + r * n + e) + __ldcg(more + r * n + e) : 0.0f;
+                }
+#pragma unroll
+                for (uint32_t i = 0; i < U; ++i) {
+                    if (e0 + 32 * i < n) {
+                        logits[r * n + e0 + 32 * i] = x[i];
+                    }
+                }
+            }
+            __syncwarp();
+        }
         warp_route(logits + r * n, n, k, norm, expert + r * k, weight + r * k);
     }
 }
@@ -32,9 +50,10 @@ int qx_prompt_route(struct qx_queue *q, const struct qx_op_moe_route *o)
     if (!o->prompt || o->n_rows <= QX_PROMPT_MIN_ROWS || !qx_prompt_can(q)) {
         return 1;
     }
-    const int r = qx_prompt_logits(q, o);
+    const float *more;
+    const int r = qx_prompt_logits(q, o, &more);
     return r ? r
-             : launch(q, "moe_route", pmoe_pick, dim3((o->n_rows + 7) / 8), dim3(256), 0, o->logits, o->n_rows, o->n_experts,
+             : launch(q, "moe_route", pmoe_pick, dim3((o->n_rows + 7) / 8), dim3(256), 0, o->logits, more, o->n_rows, o->n_experts,
                       o->k, o->norm, o->expert, o->weight);
 }
 
