@@ -406,6 +406,10 @@ extern "C" int qx_cuda_moe(struct qx_queue *q, const struct qx_op_moe *o)
     if (o->k > MOE_MAX_K) {
         return qx_queue_refuse(q, "moe", "more than 15 experts a token");
     }
+    const int streamed = qx_moe_stream(q, o);
+    if (streamed <= 0) {
+        return streamed;
+    }
     const int rows = qx_moe_rows(q, o);
     if (rows <= 0) {
         return rows;

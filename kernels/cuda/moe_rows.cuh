@@ -293,7 +293,7 @@ __device__ __forceinline__ const uint8_t *mr_scale_row(const mr_mat &m, const mr
 
 /* The experts a step picked, each once, in the order of their first row, and the rows' columns. All threads;
  * ex: [128] in shared memory, 16 bytes aligned; rank: [128]. n_uniq is set after the call's last barrier. */
-__device__ void mr_unique(const mr_args &a, int32_t *ex, uint8_t *rank, mr_cols *cols, int32_t *uniq,
+static __device__ void mr_unique(const mr_args &a, int32_t *ex, uint8_t *rank, mr_cols *cols, int32_t *uniq,
                           uint32_t *n_uniq)
 {
     const uint32_t items = a.m_rows * a.k, tid = threadIdx.x;
