@@ -10,6 +10,9 @@
  * on when it has seen words of every block, none of which reads it again. Streams are written back behind the
  * sums too, since other blocks read them until then; 1 / rms comes from the last block to read a stream.
  *
+ * Blocks that poll hold their multiprocessors, so all have to be there: as many multiprocessors as blocks, and no
+ * other such kernel at the same time (one queue of a device does a model's steps).
+ *
  * Sums depend on the matrices only: of a row of down in a stream warp w adds the pairs of steps w, w + HC_WARPS, ..,
  * of a row of up one warp adds all, four quarters of a pair apart, so that a row's bits do not depend on the
  * number of rows. */

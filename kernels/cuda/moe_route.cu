@@ -6,6 +6,7 @@
  * group of rows picks. In both a row's sums do not depend on the others. */
 #include "moe.cuh"
 #include "prompt.h"
+#include "stream.cuh"
 #include "topk.cuh"
 
 struct route_args {
@@ -83,6 +84,20 @@ struct rr_args {
     uint64_t *words;   /* [row][expert] */
     unsigned *numbers; /* [group] */
 };
+
+/* Weights are read once: first to leave L2. */
+__device__ __forceinline__ uint4 rr_load(const void *p, uint64_t policy)
+{
+#if __CUDA_ARCH__ >= 900
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0,%1,%2,%3}, [%4], %5;"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p), "l"(policy));
+    return v;
+#else
+    return ld_stream(p);
+#endif
+}
 
 /* The choice for a row whose logits arrive as words. */
 template <int EPL>
@@ -164,11 +179,12 @@ template <int NR> __global__ void __maxnreg__(64) route_rows(const __grid_consta
         return;
     }
     const bool in = tid * 8 < a.hidden;
+    const uint64_t policy = l2_read_once();
     uint4 w[RR_EXPERTS];
 #pragma unroll
     for (int e = 0; e < RR_EXPERTS; ++e) {
         const uint32_t r = b * RR_EXPERTS + e;
-        w[e] = in && r < a.n_experts ? ld_stream(a.gate + (uint64_t)r * a.hidden + tid * 8) : make_uint4(0, 0, 0, 0);
+        w[e] = in && r < a.n_experts ? rr_load(a.gate + (uint64_t)r * a.hidden + tid * 8, policy) : make_uint4(0, 0, 0, 0);
     }
     pdl_wait();
     pdl_next();
