@@ -1,4 +1,4 @@
-/* moe_stream.cu: experts for rows of decoding, NVFP4 experts beside a shared one of BF16, MXFP8 or NVFP4.
+/* moe_stream.cu: experts for rows of decoding, NVFP4 experts beside a shared one of BF16 or MXFP8.
  *
  * Two launches whose weights flow through rings of shared memory in pieces of whole rows.
  *
@@ -161,7 +161,7 @@ template <int FS> __global__ void __maxnreg__(96)
     __syncthreads();
     const uint32_t n_s = b < a.items_s ? (a.items_s - b - 1) / grid + 1 : 0;
     const uint32_t j0 = (b + grid - a.items_s % grid) % grid; /* the shared expert's items came before */
-    constexpr uint32_t ROWS_S = FS == TF_NV ? 8 : FS == TF_BF16 ? 2 : 4;
+    constexpr uint32_t ROWS_S = FS == TF_BF16 ? 2 : 4;
     ms_at at = {0, 0};
     if (warp < MS_CONS) {
         if (!a.early) {
@@ -488,20 +488,19 @@ template <int FS> __global__ void __maxnreg__(104)
                 rows = ms_rows(pick[warp], lane);
                 ms_ask_h(q, a, pick[warp], rows, lane);
             }
-            /* the shared expert's columns: two units of lanes a warp in turn (BF16, MXFP8), or a run (NVFP4) */
-            constexpr uint32_t PER = FS == TF_NV ? 1 : 2; /* pieces a run */
-            const uint32_t pieces = a.s_inter / MS_RUN * PER;
+            /* the shared expert's columns: two units of lanes a warp in turn */
+            const uint32_t pieces = a.s_inter / MS_RUN * 2;
             const uint8_t *col = g < a.m_rows ? a.hs + (uint64_t)(g * k1 + a.k) * a.h_col : nullptr;
             float acc[2][4] = {};
             uint32_t x[16];
             bar_wait(&s_full, 0);
 #pragma unroll 1
             for (uint32_t p = warp; p < pieces; p += MS_DOWN) {
-                const uint32_t run = p / PER;
+                const uint32_t run = p / 2;
                 const uint8_t *c = sh + run * ms_row_bytes(FS, MS_RUN), *s = sh_scale + run * ms_scale_bytes(FS, MS_RUN);
-                if (PER == 1 || (p & 1) == 0) {
-                    ms_load_h<0, PER == 1 ? 4 : 2>(x, col, run, t);
-                    ms_run_down<FS, 0, PER == 1 ? 4 : 2>(acc, third, c, cs_at, s, ss_at, x, t);
+                if ((p & 1) == 0) {
+                    ms_load_h<0, 2>(x, col, run, t);
+                    ms_run_down<FS, 0, 2>(acc, third, c, cs_at, s, ss_at, x, t);
                 } else {
                     ms_load_h<2, 4>(x, col, run, t);
                     ms_run_down<FS, 2, 4>(acc, third, c, cs_at, s, ss_at, x, t);
@@ -616,7 +615,7 @@ static uint32_t ms_down_smem(const ms_args &a, int fs, uint32_t slots)
 
 static ms_shared_w ms_shared(const struct qx_weight &w)
 {
-    return {(const uint8_t *)w.codes, (const uint8_t *)w.scale, w.fmt == QX_W_NVFP4 ? w.global * 0x1p26f : 1.0f};
+    return {(const uint8_t *)w.codes, (const uint8_t *)w.scale, 1.0f};
 }
 
 template <int FS> static int ms_launch(struct qx_queue *q, const ms_args &a, uint32_t su, uint32_t sd)
@@ -634,7 +633,7 @@ int qx_moe_stream(struct qx_queue *q, const struct qx_op_moe *o)
     a.s_inter = o->s_inter;
     a.n_experts = o->experts.n_experts;
     const uint8_t f = o->s_gate.fmt;
-    const int fs = f == QX_W_BF16 ? TF_BF16 : f == QX_W_MXFP8 ? TF_MX : f == QX_W_NVFP4 ? TF_NV : TF_GEN;
+    const int fs = f == QX_W_BF16 ? TF_BF16 : f == QX_W_MXFP8 ? TF_MX : TF_GEN;
     const auto whole = [](const void *p) { return ((uintptr_t)p & 15) == 0; };
     if (!can_stream(q) || !o->act_bf16 || o->experts.fmt != QX_W_NVFP4 || fs == TF_GEN || o->s_up.fmt != f ||
         o->s_down.fmt != f || o->s_gate_vec.fmt != QX_W_BF16 || a.hidden % MS_RUN || a.inter % MS_RUN ||
@@ -688,8 +687,7 @@ int qx_moe_stream(struct qx_queue *q, const struct qx_op_moe *o)
         }
         const uint32_t su = ms_up_smem(a, a.n_slots), sd = ms_down_smem(a, fs, a.d_slots);
         const int e = fs == TF_BF16 ? ms_launch<TF_BF16>(q, a, su, sd)
-                      : fs == TF_MX ? ms_launch<TF_MX>(q, a, su, sd)
-                                    : ms_launch<TF_NV>(q, a, su, sd);
+                                    : ms_launch<TF_MX>(q, a, su, sd);
         if (e) {
             return e;
         }
