@@ -1,11 +1,14 @@
 /* linear.cu: y = W x for up to six matrices that share their input. With inputs rounded to bf16 the weights
- * stream through shared memory (stream.cuh): a block a multiprocessor, each with an equal share of the bytes
- * as whole rows, all of them times up to 32 rows of input at once. Precise inputs, odd widths and plain
- * floating formats take tiles (tile.cuh) of eight rows of input a block. */
+ * stream through a ring of shared memory: a block a multiprocessor, each with an equal share of the bytes as
+ * whole rows, all of them times up to 32 rows of input at once. One warp, the producer, keeps bulk copies in
+ * flight; the others, the consumers, decode and multiply (linear_slot.cuh). Precise inputs, odd widths and
+ * plain floating formats take tiles (tile.cuh) of eight rows of input a block. */
 #include "prompt.h"
-#include "stream.cuh"
+#include "linear_slot.cuh"
 
 /* ---- streaming -------------------------------------------------------------------------------- */
+
+#define LIN_PENDING 8u /* products of four rows whose warps' sums are added up together */
 
 struct lin_stream {
     const float *x;
@@ -13,133 +16,237 @@ struct lin_stream {
     uint64_t x_stride, y_stride;
     uint32_t n_rows, n_weights, k, group; /* group: rows of input a block */
     uint32_t slot_bytes, n_slots, x_pitch16, lead;
-    bool acc, nv;
+    bool acc;
     stream_w w[QX_LINEAR_MAX];
     uint32_t off[QX_LINEAR_MAX];
     uint32_t cost[QX_LINEAR_MAX];   /* of a row, in bytes / 16 */
-    uint64_t begin[QX_LINEAR_MAX + 1]; /* cost of all matrices before */
+    uint32_t begin[QX_LINEAR_MAX + 1]; /* cost of all matrices before */
+    uint32_t share;                 /* of a block */
+};
+
+/* NM 0: up to eight rows of input; else NM blocks of sixteen. R: rows of a slot. PENDING: as LIN_PENDING. */
+template <int F, int NM> struct lin_kind {
+    static constexpr uint32_t R = 8, PENDING = NM == 1 ? 4 : 2;
+    using acc = lin_wide<NM>;
+    using lane = lin_lane_wide<F, NM>;
+};
+template <int F> struct lin_kind<F, 0> {
+    static constexpr uint32_t R = 4 * lin_tiles<F>::N, PENDING = LIN_PENDING;
+    using acc = lin_narrow<lin_tiles<F>::N>;
+    using lane = lin_lane<F>;
 };
 
 /* The first row of matrix j at or behind a place in the sum of costs. */
-__device__ __forceinline__ uint32_t lin_bound(const lin_stream &a, uint32_t j, uint64_t p)
+__device__ __forceinline__ uint32_t lin_bound(const lin_stream &a, uint32_t j, uint32_t p)
 {
-    if (p <= a.begin[j]) {
-        return 0;
+    const uint32_t r = p <= a.begin[j] ? 0 : (p - a.begin[j] + a.cost[j] - 1) / a.cost[j];
+    return r < a.w[j].rows ? r : a.w[j].rows;
+}
+
+/* The ring, by addresses in shared memory: slots, a barrier for "full" each, and one for "empty" each behind those. */
+struct lin_ring {
+    uint32_t base, full;
+    uint32_t slot, phase; /* the next slot; each side counts for itself */
+    __device__ __forceinline__ void next(uint32_t n_slots)
+    {
+        if (++slot == n_slots) {
+            slot = 0;
+            phase ^= 1;
+        }
     }
-    const uint64_t r = (p - a.begin[j] + a.cost[j] - 1) / a.cost[j];
-    return r < a.w[j].rows ? (uint32_t)r : a.w[j].rows;
+};
+
+/* A barrier of the consumers only. */
+__device__ __forceinline__ void consumers_sync()
+{
+    asm volatile("bar.sync 1, %0;" ::"n"(LIN_WARPS * 32) : "memory");
 }
 
 /* What the consumers of a block share. */
 struct lin_block {
-    stream_ring ring;
-    stream_x xs;
-    float *red;
-    uint32_t buf, m0;
+    lin_ring ring;
+    lin_x xs;
+    uint32_t red, buf, m0;
     bool warm; /* the next tile is not one yet */
 };
 
 /* Rows r0 .. r1 of matrix j. The very first pass multiplies what happens to be in shared memory and stores
  * nothing: it brings the instructions here before the op before has ended. */
-template <int F, int TB>
+template <int F, int NM>
 __device__ __forceinline__ void lin_matrix(const lin_stream &a, uint32_t j, uint32_t r0, uint32_t r1,
                                            lin_block &b, uint32_t warp, uint32_t lane)
 {
+    constexpr uint32_t R = lin_kind<F, NM>::R, P = lin_kind<F, NM>::PENDING;
     const stream_w &w = a.w[j];
-    uint32_t row = r0;
+    const uint32_t part = b.xs.n_tok * 16; /* bytes a warp and four rows */
+    const typename lin_kind<F, NM>::lane at_lane(w, b.xs, warp, lane);
+    const uint32_t n_seg = w.n_seg, seg = w.seg, bytes = w.bytes;
+    uint32_t row = r0, first = r0, n_tiles = 0;
     while (row < r1) {
-        stream_acc<TB> acc = {};
-        for (uint32_t s = 0; s < w.n_seg; ++s) {
+        typename lin_kind<F, NM>::acc acc = {};
+#pragma unroll 1
+        for (uint32_t s = 0, at = 0; s < n_seg; ++s, at += seg) {
             if (!b.warm) {
-                bar_wait(b.ring.full + b.ring.slot, b.ring.phase);
+                bar_wait(b.ring.full + b.ring.slot * 8, b.ring.phase);
             }
-            stream_slot<F, TB>(acc, w, b.ring.base + b.ring.slot * b.ring.slot_bytes, row, s, b.xs, warp, lane);
+            lin_slot<F>(acc, w, b.ring.base + b.ring.slot * a.slot_bytes, row, at, bytes - at < seg ? bytes - at : seg,
+                        at_lane, warp, lane);
             if (b.warm) {
                 break;
             }
             __syncwarp();
             if (lane == 0) {
-                bar_arrive(b.ring.empty + b.ring.slot);
+                bar_arrive(b.ring.full + (b.ring.slot + LIN_MAX_SLOTS) * 8);
             }
-            b.ring.next();
+            b.ring.next(a.n_slots);
         }
-        float *rb = b.red + b.buf * (STREAM_WARPS * TB * 64);
-        stream_store<TB>(rb + warp * (TB * 64), acc, lane);
+        const uint32_t red = b.red + b.buf * (P * LIN_WARPS * part);
+        lin_store(red + (n_tiles * LIN_WARPS + warp) * part, LIN_WARPS * part, acc, b.xs.n_tok, lane);
+        n_tiles += R / 4;
+        row += R;
+        if (!b.warm && n_tiles < P && row < r1) {
+            continue;
+        }
         consumers_sync();
-        const uint32_t n = b.warm ? 0 : r1 - row < STREAM_ROWS ? r1 - row : STREAM_ROWS;
-        for (uint32_t i = threadIdx.x; i < b.xs.n_tok * 8; i += STREAM_WARPS * 32) {
-            const float v = w.factor * stream_sum<TB>(rb, i);
-            if ((i & 7) < n) {
-                float *y = a.y + (b.m0 + i / 8) * a.y_stride + a.off[j] + row + (i & 7);
-                *y = a.acc ? __ldcg(y) + v : v;
+        const uint32_t rows = b.warm ? 0 : r1 - first < n_tiles * 4 ? r1 - first : n_tiles * 4;
+#pragma unroll 1
+        for (uint32_t i = threadIdx.x; i < b.xs.n_tok * rows; i += LIN_WARPS * 32) {
+            const uint32_t t = i / rows, r = i - t * rows, p = red + r / 4 * (LIN_WARPS * part) + (t * 4 + r % 4) * 4;
+            float *y = a.y + (b.m0 + t) * a.y_stride + a.off[j] + first + r;
+            float v = lin_lds32(p);
+#pragma unroll
+            for (uint32_t i = 1; i < LIN_WARPS; ++i) {
+                v += lin_lds32(p + i * part);
             }
+            v *= w.factor;
+            *y = a.acc ? __ldcg(y) + v : v;
         }
         b.buf ^= 1; /* the other buffer is free: all have passed the barrier behind reading it */
         if (b.warm) {
             b.warm = false;
+            row = r0;
             pdl_wait();
-            stream_stage((uint4 *)b.xs.xs, a.x_pitch16, a.x + b.m0 * a.x_stride, a.x_stride, b.xs.n_tok, a.k, a.nv,
-                         threadIdx.x, STREAM_WARPS * 32);
+            lin_stage<F, NM != 0>(b.xs, a.x + b.m0 * a.x_stride, a.x_stride, a.k, threadIdx.x);
             consumers_sync();
-        } else {
-            row += STREAM_ROWS;
+        }
+        first = row;
+        n_tiles = 0;
+    }
+}
+
+/* The producer warp's part of matrix w: rows row .. r1. A slot is R rows of a segment; whole rows are one copy,
+ * since asking for one takes a warp 100 ns whatever its size. */
+template <uint32_t R>
+__device__ __forceinline__ void lin_produce(lin_ring &r, const lin_stream &a, const stream_w &w, uint32_t row,
+                                            uint32_t r1, uint32_t &left, uint64_t policy, uint32_t lane)
+{
+    const uint32_t row_bytes = w.row_bytes, scale_bytes = w.scale_bytes, pitch = w.pitch;
+    const uint8_t *src = w.codes + (uint64_t)row * row_bytes, *scale = w.scale + (uint64_t)row * scale_bytes;
+    if (w.n_seg == 1 && pitch == row_bytes) {
+#pragma unroll 1
+        for (; row < r1; row += R, src += R * row_bytes, scale += R * scale_bytes) {
+            const uint32_t n = r1 - row < R ? r1 - row : R;
+            const uint32_t full = r.full + r.slot * 8, d = r.base + r.slot * a.slot_bytes;
+            bar_wait(r.full + (r.slot + LIN_MAX_SLOTS) * 8, r.phase ^ 1);
+            if (lane == 0) {
+                bar_expect(full, n * (row_bytes + scale_bytes));
+                bulk_load(d, src, n * row_bytes, full, policy);
+                if (scale_bytes) {
+                    bulk_load(d + R * pitch, scale, n * scale_bytes, full, policy);
+                }
+            }
+            __syncwarp();
+            r.next(a.n_slots);
+            if (--left == a.lead) {
+                pdl_next();
+            }
+        }
+        return;
+    }
+    const uint32_t seg = w.seg, seg_scale = w.seg_scale, bytes = w.bytes, n_seg = w.n_seg, pitch_scale = w.pitch_scale;
+    src += (uint64_t)lane * row_bytes;
+    scale += (uint64_t)(lane & 7) * scale_bytes;
+#pragma unroll 1
+    for (; row < r1; row += R, src += R * row_bytes, scale += R * scale_bytes) {
+        const uint32_t n = r1 - row < R ? r1 - row : R;
+#pragma unroll 1
+        for (uint32_t s = 0, at = 0, sat = 0; s < n_seg; ++s, at += seg, sat += seg_scale) {
+            const uint32_t c = bytes - at < seg ? bytes - at : seg;
+            const uint32_t k = seg_scale == 0 ? 0 : scale_bytes - sat < seg_scale ? scale_bytes - sat : seg_scale;
+            const uint32_t full = r.full + r.slot * 8, d = r.base + r.slot * a.slot_bytes;
+            bar_wait(r.full + (r.slot + LIN_MAX_SLOTS) * 8, r.phase ^ 1);
+            if (lane == 0) {
+                bar_expect(full, n * (c + k));
+            }
+            __syncwarp();
+            if (lane < n) {
+                bulk_load(d + lane * pitch, src + at, c, full, policy);
+            } else if (k && lane >= 8 && lane - 8 < n) {
+                bulk_load(d + R * pitch + (lane - 8) * pitch_scale, scale + sat, k, full, policy);
+            }
+            r.next(a.n_slots);
+            if (--left == a.lead) {
+                pdl_next();
+            }
         }
     }
 }
 
-template <int TB>
-__global__ void __maxnreg__(TB == 4 ? 128 : 104) linear_stream(const __grid_constant__ lin_stream a)
+/* One kernel a format keeps each small. */
+template <int NM, int F>
+__global__ void __maxnreg__(NM == 0 ? (F == TF_BF16 ? 72 : 96) : NM == 1 ? 128 : 168)
+    linear_stream(const __grid_constant__ lin_stream a)
 {
+    constexpr uint32_t R = lin_kind<F, NM>::R;
     extern __shared__ __align__(128) uint8_t smem[];
-    __shared__ uint64_t bars[2 * STREAM_MAX_SLOTS];
+    __shared__ uint64_t bars[2 * LIN_MAX_SLOTS];
+    __shared__ uint2 share[QX_LINEAR_MAX]; /* rows of each matrix that are this block's */
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     const uint32_t m0 = blockIdx.y * a.group, n_tok = a.n_rows - m0 < a.group ? a.n_rows - m0 : a.group;
-    float *red = (float *)(smem + a.n_slots * a.slot_bytes);
-    uint4 *x = (uint4 *)(red + 2 * STREAM_WARPS * TB * 64);
-    lin_block b = {{smem, bars, bars + STREAM_MAX_SLOTS, a.slot_bytes, a.n_slots, 0, 0},
-                   {x, a.x_pitch16, n_tok}, red, 0, m0, true};
-    ring_init(b.ring, threadIdx.x);
-    const uint64_t total = a.begin[a.n_weights];
-    const uint64_t p0 = total * blockIdx.x / gridDim.x, p1 = total * (blockIdx.x + 1) / gridDim.x;
-    if (warp > STREAM_WARPS) {
+    if (threadIdx.x < a.n_slots) {
+        bar_init(bars + threadIdx.x, 1);
+        bar_init(bars + LIN_MAX_SLOTS + threadIdx.x, LIN_WARPS);
+    }
+    if (threadIdx.x < a.n_weights) {
+        const uint32_t p = a.share * blockIdx.x;
+        share[threadIdx.x] = make_uint2(lin_bound(a, threadIdx.x, p), lin_bound(a, threadIdx.x, p + a.share));
+    }
+    bar_init_done();
+    __syncthreads();
+    if (warp > LIN_WARPS) {
         return; /* there for their registers (launch_alone) */
     }
-    if (warp == STREAM_WARPS) {
+    const uint32_t base = smem_addr(smem), x = base + a.n_slots * a.slot_bytes;
+    lin_ring ring = {base, smem_addr(bars), 0, 0};
+    lin_keep(ring.base);
+    lin_keep(ring.full);
+    if (warp == LIN_WARPS) {
         const uint64_t policy = l2_read_once();
         uint32_t left = 0;
+#pragma unroll 1
         for (uint32_t j = 0; j < a.n_weights; ++j) {
-            left += (lin_bound(a, j, p1) - lin_bound(a, j, p0) + STREAM_ROWS - 1) / STREAM_ROWS * a.w[j].n_seg;
+            left += (share[j].y - share[j].x + R - 1) / R * a.w[j].n_seg;
         }
         /* The next op's blocks come when this one has little left to ask for: so its weights follow these
          * without a gap, instead of competing with them and leaving the end to latencies alone. */
         if (left <= a.lead) {
             pdl_next();
         }
+#pragma unroll 1
         for (uint32_t j = 0; j < a.n_weights; ++j) {
-            const uint32_t r0 = lin_bound(a, j, p0), r1 = lin_bound(a, j, p1);
-            for (uint32_t row = r0; row < r1; row += STREAM_ROWS) {
-                const uint32_t n = r1 - row < STREAM_ROWS ? r1 - row : STREAM_ROWS;
-                for (uint32_t s = 0; s < a.w[j].n_seg; ++s) {
-                    ring_fill(b.ring, a.w[j], row, n, s, policy, lane);
-                    if (--left == a.lead) {
-                        pdl_next();
-                    }
-                }
+            if (share[j].x < share[j].y) {
+                lin_produce<R>(ring, a, a.w[j], share[j].x, share[j].y, left, policy, lane);
             }
         }
         pdl_wait();
         return;
     }
+    lin_block b = {ring, {x, a.x_pitch16, n_tok}, x + (NM == 0 ? a.group : NM * 8) * a.x_pitch16 * 16, 0, m0,
+                   true};
+#pragma unroll 1
     for (uint32_t j = 0; j < a.n_weights; ++j) {
-        const uint32_t r0 = lin_bound(a, j, p0), r1 = lin_bound(a, j, p1);
-        if (r0 < r1) {
-            switch (a.w[j].tf) {
-            case TF_BF16: lin_matrix<TF_BF16, TB>(a, j, r0, r1, b, warp, lane); break;
-            case TF_FP8: lin_matrix<TF_FP8, TB>(a, j, r0, r1, b, warp, lane); break;
-            case TF_BLOCK: lin_matrix<TF_BLOCK, TB>(a, j, r0, r1, b, warp, lane); break;
-            case TF_MX: lin_matrix<TF_MX, TB>(a, j, r0, r1, b, warp, lane); break;
-            default: lin_matrix<TF_NV, TB>(a, j, r0, r1, b, warp, lane); break;
-            }
+        if (share[j].x < share[j].y) {
+            lin_matrix<F, NM>(a, j, share[j].x, share[j].y, b, warp, lane);
         }
     }
     if (b.warm) {
@@ -147,14 +254,45 @@ __global__ void __maxnreg__(TB == 4 ? 128 : 104) linear_stream(const __grid_cons
     }
 }
 
-#define LIN_SEG 2560u            /* bytes of a row at once */
+#define LIN_SEG 6144u            /* the most bytes of a row at once, for up to eight rows of input */
+#define LIN_SEG_WIDE 2560u       /* the same for more */
 #define LIN_SHARED_MAX (224u << 10)
-#define LIN_LEAD 6u              /* slots left to ask for when the next op may start */
-#define LIN_RING (96u << 10)
-#define LIN_RING_MIN (64u << 10)
+#define LIN_LEAD 3u              /* slots left to ask for when the next op may start */
+#define LIN_RING (88u << 10)
+#define LIN_RING_MIN (56u << 10)
 
-/* The matrices in `which` (all of one order of activations). */
-static int linear_streamed(struct qx_queue *q, const struct qx_op_linear *o, unsigned which, bool nv)
+/* False: not a matrix for streaming (odd widths and formats). seg_max: bytes of a row a slot, in whole KiB. */
+static bool make_lin_w(const struct qx_weight &w, bool wide, uint32_t seg_max, stream_w *s)
+{
+    *s = stream_whole(w);
+    const uint32_t per = stream_per_scale(s->tf);
+    if (s->tf == TF_GEN || w.rows == 0 || (per && (w.cols % (per * 16) || ((uintptr_t)w.scale & 15)))) {
+        return false;
+    }
+    s->n_seg = (s->bytes + seg_max - 1) / seg_max;
+    if (s->n_seg > 1) {
+        s->seg = ((s->bytes + s->n_seg - 1) / s->n_seg + 1023) / 1024 * 1024; /* as many units for each warp */
+        s->n_seg = (s->bytes + s->seg - 1) / s->seg;
+    } else {
+        s->seg = s->bytes;
+    }
+    s->seg_scale = per ? (s->tf == TF_NV ? s->seg * 2 : s->seg) / per : 0;
+    s->pitch = wide ? (s->seg + 63) / 128 * 128 + 64 : s->seg;
+    s->pitch_scale = s->seg_scale;
+    return true;
+}
+
+/* Shared memory beside the ring: activations and, twice, the warps' sums that wait. */
+template <int F> static uint32_t lin_fixed_bytes(uint32_t k, uint32_t n_tok)
+{
+    const uint32_t pending = n_tok <= 8    ? lin_kind<F, 0>::PENDING
+                             : n_tok <= 16 ? lin_kind<F, 1>::PENDING : lin_kind<F, 2>::PENDING;
+    return lin_x_bytes(k, F, n_tok) + 2 * pending * LIN_WARPS * n_tok * 16;
+}
+
+/* The matrices in `which`, all of format F. */
+template <int F>
+static int linear_streamed(struct qx_queue *q, const struct qx_op_linear *o, unsigned which)
 {
     lin_stream a = {};
     a.x = o->x;
@@ -163,46 +301,50 @@ static int linear_streamed(struct qx_queue *q, const struct qx_op_linear *o, uns
     a.y_stride = o->y_stride;
     a.n_rows = o->n_rows;
     a.acc = o->acc;
-    a.nv = nv;
     a.k = o->w[0].cols;
+    uint32_t group = o->n_rows < 32 ? o->n_rows : 32;
+    while (group > 1 && lin_fixed_bytes<F>(a.k, group) + LIN_RING_MIN > LIN_SHARED_MAX) {
+        group = group > 8 ? (group - 1) / 8 * 8 : group - 1;
+    }
+    const uint32_t n_groups = (o->n_rows + group - 1) / group;
+    a.group = (o->n_rows + n_groups - 1) / n_groups;
+    const bool wide = a.group > 8;
+    a.x_pitch16 = lin_x_pitch16(a.k, F, wide);
+    uint64_t total = 0;
     uint32_t off = 0;
     for (uint32_t j = 0; j < o->n_weights; off += o->w[j].rows, ++j) {
         if (!(which >> j & 1)) {
             continue;
         }
         const uint32_t i = a.n_weights++;
-        make_stream_w(o->w[j], LIN_SEG, &a.w[i]);
+        make_lin_w(o->w[j], wide, wide ? LIN_SEG_WIDE : LIN_SEG, &a.w[i]);
         a.off[i] = off;
         a.cost[i] = (a.w[i].bytes + a.w[i].scale_bytes + 15) / 16;
-        a.begin[i + 1] = a.begin[i] + (uint64_t)a.cost[i] * a.w[i].rows;
-        const uint32_t slot = stream_slot_bytes(a.w[i]);
+        a.begin[i + 1] = a.begin[i] + a.cost[i] * a.w[i].rows;
+        total += (uint64_t)a.cost[i] * a.w[i].rows;
+        const uint32_t slot = (wide ? 8 : lin_kind<F, 0>::R) * (a.w[i].pitch + a.w[i].pitch_scale);
         a.slot_bytes = slot > a.slot_bytes ? slot : a.slot_bytes;
     }
-    a.x_pitch16 = stream_x_pitch16(a.k);
-    const uint32_t x_row = a.x_pitch16 * 16, red8 = 2 * STREAM_WARPS * 64 * 4;
-    uint32_t group = o->n_rows < 32 ? o->n_rows : 32;
-    while (group > 1 && group * x_row + (group + 7) / 8 * red8 + LIN_RING_MIN / 2 > LIN_SHARED_MAX) {
-        group = group > 8 ? (group - 1) / 8 * 8 : group - 1;
+    a.slot_bytes = (a.slot_bytes + 127) / 128 * 128;
+    a.share = (uint32_t)((total + (unsigned)q->n_sm - 1) / (unsigned)q->n_sm);
+    if (total + 2ull * a.share > UINT32_MAX) {
+        return qx_queue_refuse(q, "linear", "matrices of 64 GiB");
     }
-    const uint32_t n_groups = (o->n_rows + group - 1) / group;
-    group = (o->n_rows + n_groups - 1) / n_groups;
-    a.group = group;
-    const uint32_t tb = group <= 8 ? 1 : group <= 16 ? 2 : 4;
-    const uint32_t fixed = group * x_row + tb * red8;
+    const uint32_t fixed = lin_fixed_bytes<F>(a.k, a.group);
     uint32_t ring = fixed + LIN_RING_MIN <= ALONE_SHARED_LEFT ? ALONE_SHARED_LEFT - fixed : LIN_SHARED_MAX - fixed;
     ring = ring > LIN_RING ? LIN_RING : ring;
     a.n_slots = ring / a.slot_bytes;
-    a.n_slots = a.n_slots > STREAM_MAX_SLOTS ? STREAM_MAX_SLOTS : a.n_slots;
+    a.n_slots = a.n_slots > LIN_MAX_SLOTS ? LIN_MAX_SLOTS : a.n_slots;
     if (a.n_slots == 0) {
         return qx_queue_refuse(q, "linear", "a row of input is too long for shared memory");
     }
     const uint32_t smem = a.n_slots * a.slot_bytes + fixed;
     a.lead = LIN_LEAD;
     const dim3 grid((unsigned)q->n_sm, n_groups);
-    const unsigned threads = STREAM_WARPS * 32 + 32;
-    return tb == 1   ? launch_alone(q, "linear", linear_stream<1>, grid, threads, smem, a)
-           : tb == 2 ? launch_alone(q, "linear", linear_stream<2>, grid, threads, smem, a)
-                     : launch_alone(q, "linear", linear_stream<4>, grid, threads, smem, a);
+    const unsigned threads = LIN_WARPS * 32 + 32;
+    return !wide           ? launch_alone(q, "linear", linear_stream<0, F>, grid, threads, smem, a)
+           : a.group <= 16 ? launch_alone(q, "linear", linear_stream<1, F>, grid, threads, smem, a)
+                           : launch_alone(q, "linear", linear_stream<2, F>, grid, threads, smem, a);
 }
 
 /* ---- tiles ------------------------------------------------------------------------------------ */
@@ -310,23 +452,19 @@ static int linear_tiled(struct qx_queue *q, const struct qx_op_linear *o, unsign
 
 int qx_linear_few(struct qx_queue *q, const struct qx_op_linear *o)
 {
-    unsigned tiled = 0, plain = 0, nv = 0;
+    unsigned tiled = 0, streamed[TF_NV + 1] = {};
     for (uint32_t j = 0; j < o->n_weights; ++j) {
         stream_w w;
-        if (!o->act_bf16 || !can_stream(q) || !make_stream_w(o->w[j], LIN_SEG, &w)) {
+        if (!o->act_bf16 || !can_stream(q) || !make_lin_w(o->w[j], false, LIN_SEG, &w)) {
             tiled |= o->w[j].rows ? 1u << j : 0;
-        } else if (w.tf == TF_NV) {
-            nv |= 1u << j;
         } else {
-            plain |= 1u << j;
+            streamed[w.tf] |= 1u << j;
         }
     }
     int r = 0;
-    if (plain) {
-        r = linear_streamed(q, o, plain, false);
-    }
-    if (nv && !r) {
-        r = linear_streamed(q, o, nv, true);
+    for (int f = TF_BF16; f <= TF_NV && !r; ++f) {
+        QX_TILE_SWITCH(F, streamed[f] ? f : TF_GEN,
+                       if constexpr (F != TF_GEN) { r = linear_streamed<F>(q, o, streamed[F]); })
     }
     if (tiled && !r) {
         r = linear_tiled(q, o, tiled);
