@@ -66,7 +66,7 @@ struct psort_args {
     uint32_t *row;      /* row of x of each sorted pair; an expert's pairs begin at a multiple of 8 */
     int32_t *at;        /* [pairs] row of a pair's result, without gaps; -1: it has no expert */
     pmoe_ent *list;
-    uint32_t *n_list;   /* and two zeros behind it */
+    uint32_t *n_list;   /* and a zero behind it */
     int f;
     const float *x;     /* rows to convert meanwhile: [rows, hidden] to m1, and to m2 when not NULL */
     uint32_t rows, hidden;
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(1024) pmoe_sort(const __grid_constant__ psort_
     gap[e0 + 1] = start + g0 - out - c0;
     if (t == 1023 && rank == 0) {
         *a.n_list = tile + n0 + n1;
-        a.n_list[1] = a.n_list[2] = 0;
+        a.n_list[1] = 0;
     }
     for (uint32_t j = 0; j < n0 + n1 && t % PSORT_BLOCKS == rank; ++j) {
         const bool second = j >= n0;
@@ -196,6 +196,7 @@ __global__ void __launch_bounds__(1024) pmoe_sort(const __grid_constant__ psort_
         }
         x.start = (second ? start + g0 : start) + (first < c ? first : c);
         x.out = (second ? out + c0 : out) + first;
+        x.done = 0;
         x.n = first < c ? (c - first < per ? c - first : per) : 0;
         a.list[tile + j] = x;
     }
@@ -562,7 +563,7 @@ int qx_prompt_moe(struct qx_queue *q, const struct qx_op_moe *o)
         psort_args s = {};
         s.row = (uint32_t *)take(h_rows * 4ull);
         s.at = (int32_t *)take(pairs * 4ull);
-        s.n_list = (uint32_t *)take(12);
+        s.n_list = (uint32_t *)take(8);
         s.list = (pmoe_ent *)take(0);
         s.expert = o->expert + r0 * o->k;
         s.pairs = pairs;

@@ -11,6 +11,7 @@ struct __align__(16) pmoe_ent {
     float factor[3];
     uint32_t row0[3], scale_bf16; /* a bit a matrix */
     uint32_t start, n, out;       /* out: row of the results of the first */
+    uint32_t done;                /* warps that have written their part of the rows' values, thin only */
 };
 __device__ __forceinline__ pmoe_ent pmoe_get(const pmoe_ent *p)
 {
@@ -23,12 +24,12 @@ __device__ __forceinline__ pmoe_ent pmoe_get(const pmoe_ent *p)
 }
 
 /* prompt_moe_thin.cu: NVFP4 experts with at most PMOE_THIN rows an entry. Rows of m in GM_ORD_NV2. */
-#define PMOE_THIN 48u
+#define PMOE_THIN 64u
 struct pmoe_thin_args {
-    const pmoe_ent *list;
+    pmoe_ent *list;
     const uint32_t *n_list, *row; /* row of m of each sorted pair */
     const uint8_t *m;             /* token buffer of m_rows rows */
-    uint32_t *taken;              /* rounds of each launch that blocks have taken beyond their first; zero */
+    uint32_t *taken;              /* rounds that blocks have taken beyond their first; zero */
     uint8_t *h;                   /* for values of the experts' rows, h_rows of them */
     uint32_t m_rows, h_rows, hidden, inter;
     float *out;                   /* [pairs, hidden] */

@@ -1,6 +1,7 @@
 /* prompt_moe_thin.cu: NVFP4 experts of prompts that give an expert few rows: the bytes of the weights take the
- * time. One launch for gate and up, whose values go to a buffer, one for down. The work of a launch is rounds of
- * four tiles of 64 weight rows with all tokens of an entry, at most 48; blocks take the next round as they go.
+ * time. One launch, whose work is rounds of four tiles of 64 weight rows with all tokens of an entry, at most 64: first
+ * those of gate and up, whose values go to a buffer, then those of down, each once the entry's values are complete.
+ * Blocks take the next round as they go.
  *
  * Four warpgroups multiply, each a tile: codes are decoded into registers, the A operand, while the products of those
  * before are under way; the tokens are the N side. Of four warps more, two fill a ring of tiles' codes and scales, 256 of
@@ -18,7 +19,7 @@ enum {
     TH_CODES = 64 * TH_PIECE / 2,
     TH_SCALES = TH_PIECE / 16,   /* bytes a row */
     TH_SLOT = TH_CODES + 64 * TH_SCALES,
-    TH_SLOTS = 17,               /* of the ring of codes */
+    TH_SLOTS = 13,               /* of the ring of codes */
     TH_BLOCK = PMOE_THIN * 128,  /* tokens of 64 of K */
     TH_B = TH_PIECE / 64 * TH_BLOCK, /* a slot of the ring of tokens */
     TH_B_SLOTS = 3,
@@ -44,25 +45,37 @@ struct th_ring {
     }
 };
 
-/* What the rounds of a launch have in common: round x is round x % rounds of entry x / rounds. */
+/* Widths known when this is compiled, so that rows lie at fixed distances: addresses worked out row by row kept the
+ * copying warps busier than they could be. 0: any. */
+template <uint32_t HIDDEN, uint32_t INTER> struct th_width {
+    static __device__ __forceinline__ uint32_t hidden(const pmoe_thin_args &a)
+    {
+        return HIDDEN ? HIDDEN : a.hidden;
+    }
+    static __device__ __forceinline__ uint32_t inter(const pmoe_thin_args &a)
+    {
+        return INTER ? INTER : a.inter;
+    }
+};
+
+/* What the rounds of up and of down have in common: round x is round x % rounds of entry x / rounds. */
 struct th_work {
-    uint32_t all, rounds, tiles;
+    uint32_t rounds, tiles;
     uint32_t k, pieces; /* of K */
 };
-template <bool DOWN> __device__ __forceinline__ th_work th_shape(const pmoe_thin_args &a)
+template <class S, bool DOWN> __device__ __forceinline__ th_work th_shape(const pmoe_thin_args &a)
 {
     th_work w;
-    w.tiles = DOWN ? a.hidden / 64 : a.inter / 32;
+    w.tiles = DOWN ? S::hidden(a) / 64 : S::inter(a) / 32;
     w.rounds = (w.tiles + TH_WG - 1) / TH_WG;
-    w.k = DOWN ? a.inter : a.hidden;
+    w.k = DOWN ? S::inter(a) : S::hidden(a);
     w.pieces = (w.k + TH_PIECE - 1) / TH_PIECE;
-    w.all = __ldcg(a.n_list) * w.rounds;
     return w;
 }
 
 /* A round: tiles t0 .. t0 + in - 1 of entry i, which has n tokens from row `start` on. in 0: there is none left. */
 struct th_round {
-    uint32_t in, t0, n, start, out, i;
+    uint32_t in, t0, n, start, out, i, down;
     float factor[3];
 };
 struct th_told {
@@ -84,10 +97,17 @@ __device__ __forceinline__ void th_done(th_ring &at)
     at.step<TH_ROUNDS>(1);
 }
 /* Round x, or the end, to those who wait for it. One warp. */
-__device__ __forceinline__ void th_tell(const pmoe_thin_args &a, const th_work &w, th_told &told, const th_ring &at, uint32_t x)
+template <class S>
+__device__ __forceinline__ void th_tell(const pmoe_thin_args &a, uint32_t n_list, th_told &told, const th_ring &at, uint32_t x)
 {
+    th_work w = th_shape<S, false>(a);
     th_round r = {};
-    if (x < w.all) {
+    r.down = x >= n_list * w.rounds;
+    if (r.down) {
+        x -= n_list * w.rounds;
+        w = th_shape<S, true>(a);
+    }
+    if (x < n_list * w.rounds) {
         r.i = x / w.rounds;
         r.t0 = (x - r.i * w.rounds) * TH_WG;
         r.in = w.tiles - r.t0 < TH_WG ? w.tiles - r.t0 : TH_WG;
@@ -107,21 +127,69 @@ __device__ __forceinline__ void th_tell(const pmoe_thin_args &a, const th_work &
     }
 }
 
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t *p)
+{
+    uint32_t v;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ void add_release(uint32_t *p, uint32_t v)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
 /* ---- copying -------------------------------------------------------------------------------- */
 
-/* Warp 0 copies the tiles' rows of gate, 1 those of up; of down each half of them. Warp 0 takes the rounds. */
-template <bool DOWN> __device__ void th_codes(const pmoe_thin_args &a, th_told &told, th_ring at, th_ring r, uint32_t warp)
+/* Warp 0 copies the tiles' rows of gate, 1 those of up; of down each half of them. */
+template <class S, bool DOWN>
+__device__ __forceinline__ void th_codes(const pmoe_thin_args &a, const th_round &rd, th_ring &r, uint32_t warp, uint64_t policy)
 {
-    const th_work w = th_shape<DOWN>(a);
-    const uint64_t policy = read_once();
+    const th_work w = th_shape<S, DOWN>(a);
     const uint32_t lane = threadIdx.x & 31, row = lane / 8, u = lane & 7; /* units of 16 bytes */
     const uint32_t row_bytes = w.k / 2, row_scales = w.k / 16;
     const uint32_t to_codes = (warp * 32 + row) * (TH_PIECE / 2) + ((u ^ (row & 1) * 4) * 16); /* row + 4 j: the same parity */
     const uint32_t to_scales = TH_CODES + (warp * 32 + lane) * TH_SCALES;
+    const pmoe_ent *e = a.list + rd.i;
+    const uint32_t m = DOWN ? 2 : warp;
+    const uint64_t first = DOWN ? rd.t0 * 64 + warp * 32 : rd.t0 * 32;
+    const uint8_t *codes = (const uint8_t *)__ldcg((const uint64_t *)&e->code[m]) + (first + row) * row_bytes + u * 16;
+    const uint8_t *scales = (const uint8_t *)__ldcg((const uint64_t *)&e->scale[m]) + (first + lane) * row_scales;
+    for (uint32_t p = 0; p < w.pieces; ++p) {
+        const bool whole = !DOWN || p * TH_PIECE + TH_PIECE <= w.k;
+        const uint8_t *c = codes + p * (TH_PIECE / 2), *sc = scales + p * TH_SCALES;
+        for (uint32_t t = 0; t < rd.in; ++t) {
+            const uint32_t to = r.smem + r.slot * TH_SLOT;
+            bar_wait(r.empty + 8 * r.slot, r.phase ^ 1);
+            if (whole || u < 4) {
+#pragma unroll
+                for (uint32_t j = 0; j < 8; ++j) {
+                    copy16_once(to + to_codes + j * 4 * (TH_PIECE / 2), c + j * 4 * row_bytes, policy);
+                }
+            }
+            if (!DOWN) {
+                copy16(to + to_scales, sc, 16);
+            } else { /* rows of scales need not begin at multiples of 16 */
+                copy8(to + to_scales, sc);
+                if (whole) {
+                    copy8(to + to_scales + 8, sc + 8);
+                }
+            }
+            copy_arrive(r.full + 8 * r.slot);
+            r.step<TH_SLOTS>(1);
+            c += (uint64_t)(DOWN ? 64 : 32) * row_bytes;
+            sc += (DOWN ? 64 : 32) * row_scales;
+        }
+    }
+}
+/* Warp 0 also takes the rounds. */
+template <class S> __device__ void th_copy_codes(const pmoe_thin_args &a, th_told &told, th_ring at, th_ring r, uint32_t warp)
+{
+    const uint64_t policy = read_once();
+    const uint32_t n_list = __ldcg(a.n_list);
     uint32_t x = blockIdx.x;
     for (;;) {
         if (warp == 0) {
-            th_tell(a, w, told, at, x);
+            th_tell<S>(a, n_list, told, at, x);
         }
         const th_round rd = th_next(told, at);
         th_done(at);
@@ -129,38 +197,12 @@ template <bool DOWN> __device__ void th_codes(const pmoe_thin_args &a, th_told &
             break;
         }
         if (warp == 0) { /* the one after it, on its way while this one is copied */
-            x = lane == 0 ? gridDim.x + atomicAdd(a.taken + (DOWN ? 1 : 0), 1u) : 0;
+            x = (threadIdx.x & 31) == 0 ? gridDim.x + atomicAdd(a.taken, 1u) : 0;
         }
-        const pmoe_ent *e = a.list + rd.i;
-        const uint32_t m = DOWN ? 2 : warp;
-        const uint64_t first = DOWN ? rd.t0 * 64 + warp * 32 : rd.t0 * 32;
-        const uint8_t *codes = (const uint8_t *)__ldcg((const uint64_t *)&e->code[m]) + (first + row) * row_bytes + u * 16;
-        const uint8_t *scales = (const uint8_t *)__ldcg((const uint64_t *)&e->scale[m]) + (first + lane) * row_scales;
-        for (uint32_t p = 0; p < w.pieces && rd.n; ++p) {
-            const bool whole = !DOWN || p * TH_PIECE + TH_PIECE <= w.k;
-            const uint8_t *c = codes + p * (TH_PIECE / 2), *sc = scales + p * TH_SCALES;
-            for (uint32_t t = 0; t < rd.in; ++t) {
-                const uint32_t to = r.smem + r.slot * TH_SLOT;
-                bar_wait(r.empty + 8 * r.slot, r.phase ^ 1);
-                if (whole || u < 4) {
-#pragma unroll
-                    for (uint32_t j = 0; j < 8; ++j) {
-                        copy16_once(to + to_codes + j * 4 * (TH_PIECE / 2), c + j * 4 * row_bytes, policy);
-                    }
-                }
-                if (!DOWN) {
-                    copy16(to + to_scales, sc, 16);
-                } else { /* rows of scales need not begin at multiples of 16 */
-                    copy8(to + to_scales, sc);
-                    if (whole) {
-                        copy8(to + to_scales + 8, sc + 8);
-                    }
-                }
-                copy_arrive(r.full + 8 * r.slot);
-                r.step<TH_SLOTS>(1);
-                c += (uint64_t)(DOWN ? 64 : 32) * row_bytes;
-                sc += (DOWN ? 64 : 32) * row_scales;
-            }
+        if (rd.n && rd.down) {
+            th_codes<S, true>(a, rd, r, warp, policy);
+        } else if (rd.n) {
+            th_codes<S, false>(a, rd, r, warp, policy);
         }
         x = __shfl_sync(0xffffffffu, x, 0);
     }
@@ -168,34 +210,49 @@ template <bool DOWN> __device__ void th_codes(const pmoe_thin_args &a, th_told &
 }
 
 /* Two warps, every other token each. */
-template <bool DOWN> __device__ void th_tokens(const pmoe_thin_args &a, th_told &told, th_ring at, th_ring r, uint32_t warp)
+template <class S, bool DOWN>
+__device__ __forceinline__ void th_tokens(const pmoe_thin_args &a, uint32_t n, uint32_t start, th_ring &r, uint32_t warp)
 {
-    const uint32_t k = DOWN ? a.inter : a.hidden, pieces = (k + TH_PIECE - 1) / TH_PIECE;
+    const uint32_t k = DOWN ? S::inter(a) : S::hidden(a), pieces = (k + TH_PIECE - 1) / TH_PIECE;
     const uint32_t lane = threadIdx.x & 31, b = lane / 8, u = lane & 7, rows = DOWN ? a.h_rows : a.m_rows;
     const uint8_t *from = (DOWN ? a.h : a.m) + (uint64_t)b * rows * 128;
+    const uint32_t mine = 2 * lane + warp; /* the lane-th token of this warp */
+    const uint32_t row_of = mine >= n ? 0 : DOWN ? start + mine : __ldcg(a.row + start + mine);
+    for (uint32_t p = 0; p < pieces; ++p) {
+        const uint32_t to = r.smem + r.slot * TH_B + b * TH_BLOCK;
+        const uint8_t *s = from + (uint64_t)p * (TH_PIECE / 64) * rows * 128;
+        const bool in = p * TH_PIECE + b * 64 < k;
+        bar_wait(r.empty + 8 * r.slot, r.phase ^ 1);
+#pragma unroll 4
+        for (uint32_t j = 0; 2 * j + warp < n; ++j) {
+            const uint32_t row = __shfl_sync(0xffffffffu, row_of, j), col = 2 * j + warp;
+            if (in) {
+                copy16(to + col * 128 + ((u ^ (col & 7)) * 16), s + (uint64_t)row * 128 + ((u ^ (row & 7)) * 16), 16);
+            }
+        }
+        copy_arrive(r.full + 8 * r.slot);
+        r.step<TH_B_SLOTS>(1);
+    }
+}
+template <class S> __device__ void th_copy_tokens(const pmoe_thin_args &a, th_told &told, th_ring at, th_ring r, uint32_t warp)
+{
     for (;;) {
         const th_round &rd = th_next(told, at);
-        const uint32_t in_round = rd.in, n = rd.n, start = rd.start;
+        const uint32_t in = rd.in, n = rd.n, start = rd.start, down = rd.down;
+        const uint32_t *done = &a.list[rd.i].done;
         th_done(at);
-        if (in_round == 0) {
+        if (in == 0) {
             break;
         }
-        const uint32_t mine = 2 * lane + warp; /* the lane-th token of this warp */
-        const uint32_t row_of = mine >= n ? 0 : DOWN ? start + mine : __ldcg(a.row + start + mine);
-        for (uint32_t p = 0; p < pieces && n; ++p) {
-            const uint32_t to = r.smem + r.slot * TH_B + b * TH_BLOCK;
-            const uint8_t *s = from + (uint64_t)p * (TH_PIECE / 64) * rows * 128;
-            const bool in = p * TH_PIECE + b * 64 < k;
-            bar_wait(r.empty + 8 * r.slot, r.phase ^ 1);
-#pragma unroll 4
-            for (uint32_t j = 0; 2 * j + warp < n; ++j) {
-                const uint32_t row = __shfl_sync(0xffffffffu, row_of, j), col = 2 * j + warp;
-                if (in) {
-                    copy16(to + col * 128 + ((u ^ (col & 7)) * 16), s + (uint64_t)row * 128 + ((u ^ (row & 7)) * 16), 16);
-                }
+        if (n && down) {
+            /* all rounds of up are taken by then, and who has taken one waits for nobody */
+            const uint32_t need = S::inter(a) / 32 * 4;
+            while (load_acquire(done) < need) {
+                __nanosleep(64);
             }
-            copy_arrive(r.full + 8 * r.slot);
-            r.step<TH_B_SLOTS>(1);
+            th_tokens<S, true>(a, n, start, r, warp);
+        } else if (n) {
+            th_tokens<S, false>(a, n, start, r, warp);
         }
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
@@ -206,8 +263,8 @@ template <bool DOWN> __device__ void th_tokens(const pmoe_thin_args &a, th_told 
 /* 32 of K: words x of row g, y of the other one, their scales; tokens at d. The products before these are done at the
  * return, these under way: f is theirs until then. */
 template <int N>
-__device__ __forceinline__ void th_part(float *acc, uint32_t (&f)[2][4], uint32_t x, uint32_t y, uint32_t p0, uint32_t p1, uint64_t d,
-                                        bool first)
+__device__ __forceinline__ void th_part(float *acc, uint32_t (&f)[2][4], uint32_t x, uint32_t y, uint32_t p0, uint32_t p1,
+                                        uint64_t d, bool first)
 {
     gm_nibbles(f[0], f[1], 0, x, p0);
     gm_nibbles(f[0], f[1], 1, y, p1);
@@ -265,18 +322,18 @@ __device__ __forceinline__ void th_put_up(const pmoe_thin_args &a, const th_roun
     }
 }
 
-template <int N>
+template <class S, int N>
 __device__ __forceinline__ void th_put_down(const pmoe_thin_args &a, const th_round &rd, const float *acc, uint32_t m,
                                             uint32_t q)
 {
     const float f = rd.factor[2];
-    float *out = a.out + (uint64_t)(rd.out + 2 * q) * a.hidden + m;
+    float *out = a.out + (uint64_t)(rd.out + 2 * q) * S::hidden(a) + m;
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
 #pragma unroll
         for (int o = 0; o < 2; ++o) {
             if (8 * j + 2 * q + o < rd.n) {
-                float *y = out + (uint64_t)(8 * j + o) * a.hidden;
+                float *y = out + (uint64_t)(8 * j + o) * S::hidden(a);
                 y[0] = acc[4 * j + o] * f;
                 y[8] = acc[4 * j + 2 + o] * f;
             }
@@ -285,10 +342,10 @@ __device__ __forceinline__ void th_put_down(const pmoe_thin_args &a, const th_ro
 }
 
 /* A tile of a round, up to N tokens; rings at the round's first slots. */
-template <bool DOWN, int N>
+template <class S, bool DOWN, int N>
 __device__ __forceinline__ void th_tile(const pmoe_thin_args &a, const th_round &rd, th_ring &r, th_ring &b)
 {
-    const uint32_t k_all = DOWN ? a.inter : a.hidden, pieces = (k_all + TH_PIECE - 1) / TH_PIECE, in = rd.in;
+    const uint32_t k_all = DOWN ? S::inter(a) : S::hidden(a), pieces = (k_all + TH_PIECE - 1) / TH_PIECE, in = rd.in;
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x & 31, wgi = warp / 4, ww = warp & 3, g = lane >> 2, q = lane & 3;
     /* rows: of gate, 32 further those of up; or of down, and eight further */
     constexpr uint32_t OTHER = DOWN ? 8 : 32;
@@ -330,42 +387,51 @@ __device__ __forceinline__ void th_tile(const pmoe_thin_args &a, const th_round 
         bar_arrive(b.empty + 8 * prev);
     }
     if (DOWN) {
-        th_put_down<N>(a, rd, acc, (rd.t0 + wgi) * 64 + ww * 16 + g, q);
+        th_put_down<S, N>(a, rd, acc, (rd.t0 + wgi) * 64 + ww * 16 + g, q);
     } else {
         th_put_up<N>(a, rd, acc, (rd.t0 + wgi) * 32 + ww * 8 + g, q);
+        __syncwarp();
+        if (lane == 0) {
+            add_release(&a.list[rd.i].done, 1);
+        }
     }
 }
 
-template <bool DOWN> __device__ __forceinline__ void th_multiply(const pmoe_thin_args &a, th_told &told, th_ring at, th_ring r, th_ring b)
+/* The block's rounds of up, or those of down, which come after them. */
+template <class S, bool DOWN>
+__device__ __forceinline__ void th_multiply(const pmoe_thin_args &a, th_told &told, th_ring &at, th_ring &r, th_ring &b)
 {
-    const uint32_t wgi = threadIdx.x / 128, lane = threadIdx.x & 31, pieces = ((DOWN ? a.inter : a.hidden) + TH_PIECE - 1) / TH_PIECE;
+    const uint32_t wgi = threadIdx.x / 128, pieces = ((DOWN ? S::inter(a) : S::hidden(a)) + TH_PIECE - 1) / TH_PIECE;
     for (;;) {
         const th_round &rd = th_next(told, at);
-        if (rd.in == 0) {
+        if (rd.in == 0 || rd.down != DOWN) {
             break;
         }
-        if (rd.n == 0) {
-        } else if (wgi >= rd.in) { /* no tile: the tokens pass by */
-            for (uint32_t p = 0; p < pieces; ++p) {
+        if (wgi >= rd.in) { /* no tile: the tokens pass by */
+            for (uint32_t p = 0; p < pieces && rd.n; ++p) {
                 bar_wait(b.full + 8 * b.slot, b.phase);
-                if (lane == 0) {
+                if ((threadIdx.x & 31) == 0) {
                     bar_arrive(b.empty + 8 * b.slot);
                 }
                 b.step<TH_B_SLOTS>(1);
                 r.step<TH_SLOTS>(rd.in);
             }
+        } else if (rd.n == 0) {
+            ; /* an entry that the cutting left without rows */
         } else if (rd.n <= 24) {
-            th_tile<DOWN, 24>(a, rd, r, b);
+            th_tile<S, DOWN, 24>(a, rd, r, b);
         } else if (rd.n <= 32) {
-            th_tile<DOWN, 32>(a, rd, r, b);
+            th_tile<S, DOWN, 32>(a, rd, r, b);
+        } else if (rd.n <= 48) {
+            th_tile<S, DOWN, 48>(a, rd, r, b);
         } else {
-            th_tile<DOWN, PMOE_THIN>(a, rd, r, b);
+            th_tile<S, DOWN, PMOE_THIN>(a, rd, r, b);
         }
         th_done(at);
     }
 }
 
-template <bool DOWN> __global__ void __launch_bounds__(TH_THREADS, 1) pmoe_thin_kernel(const __grid_constant__ pmoe_thin_args a)
+template <class S> __global__ void __launch_bounds__(TH_THREADS, 1) pmoe_thin_kernel(const __grid_constant__ pmoe_thin_args a)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ uint8_t th_sm[];
@@ -373,9 +439,9 @@ template <bool DOWN> __global__ void __launch_bounds__(TH_THREADS, 1) pmoe_thin_
     __shared__ th_told told;
     pdl_next();
     const uint32_t base = (smem_addr(th_sm) + 1023u) & ~1023u;
-    const th_ring r = {smem_addr(bars), smem_addr(bars + TH_SLOTS), base + TH_B_SLOTS * TH_B, 0, 0};
-    const th_ring b = {smem_addr(bars + 2 * TH_SLOTS), smem_addr(bars + 2 * TH_SLOTS + TH_B_SLOTS), base, 0, 0};
-    const th_ring at = {smem_addr(told.full), smem_addr(told.empty), 0, 0, 0};
+    th_ring r = {smem_addr(bars), smem_addr(bars + TH_SLOTS), base + TH_B_SLOTS * TH_B, 0, 0};
+    th_ring b = {smem_addr(bars + 2 * TH_SLOTS), smem_addr(bars + 2 * TH_SLOTS + TH_B_SLOTS), base, 0, 0};
+    th_ring at = {smem_addr(told.full), smem_addr(told.empty), 0, 0, 0};
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < TH_SLOTS; ++i) {
             bar_init(r.full + 8 * i, 64); /* two warps' copies */
@@ -395,15 +461,16 @@ template <bool DOWN> __global__ void __launch_bounds__(TH_THREADS, 1) pmoe_thin_
     pdl_wait();
     const uint32_t warp = threadIdx.x / 32;
     if (warp >= TH_WG * 4) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
         if (warp >= TH_WG * 4 + 2) {
-            th_tokens<DOWN>(a, told, at, b, warp - (TH_WG * 4 + 2));
+            th_copy_tokens<S>(a, told, at, b, warp - (TH_WG * 4 + 2));
         } else {
-            th_codes<DOWN>(a, told, at, r, warp - TH_WG * 4);
+            th_copy_codes<S>(a, told, at, r, warp - TH_WG * 4);
         }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
-        th_multiply<DOWN>(a, told, at, r, b);
+        th_multiply<S, false>(a, told, at, r, b);
+        th_multiply<S, true>(a, told, at, r, b);
     }
 #else
     (void)a;
@@ -417,6 +484,7 @@ bool pmoe_thin_takes(uint32_t hidden, uint32_t inter)
 
 int pmoe_thin(struct qx_queue *q, const pmoe_thin_args &a)
 {
-    const int r = launch(q, "moe", pmoe_thin_kernel<false>, dim3(q->n_sm), dim3(TH_THREADS), TH_SMEM, a);
-    return r ? r : launch(q, "moe", pmoe_thin_kernel<true>, dim3(q->n_sm), dim3(TH_THREADS), TH_SMEM, a);
+    const dim3 grid(q->n_sm), block(TH_THREADS);
+    return a.hidden == 2560 && a.inter == 640 ? launch(q, "moe", pmoe_thin_kernel<th_width<2560, 640>>, grid, block, TH_SMEM, a)
+                                              : launch(q, "moe", pmoe_thin_kernel<th_width<0, 0>>, grid, block, TH_SMEM, a);
 }
