@@ -1,4 +1,4 @@
-/* moe_stream.cu: experts for rows of decoding, NVFP4 experts beside a shared one of BF16 or MXFP8.
+/* moe_stream.cu: experts for rows of decoding, NVFP4 experts beside a shared one of MXFP8.
  *
  * Two launches whose weights flow through rings of shared memory in pieces of whole rows.
  *
@@ -8,8 +8,8 @@
  * registers; all ten take part in every item. The shared expert's items come first: they wait for nothing.
  *
  * moe_stream_down: a block has some output rows. A warp takes every eighth of the picked experts; the shared
- * expert's columns are divided among the warps. At the end the experts are weighted and
- * added in slot order, the shared one last.
+ * expert's columns are divided among the warps. At the end the experts are weighted and added in slot order, the
+ * shared one last.
  *
  * Columns of a product are rows of the step. How a matrix is divided and the order of all sums depend on the
  * matrix alone, so a row's bits do not depend on the others.
@@ -127,10 +127,27 @@ __device__ __forceinline__ void ms_shared_gate(const ms_args &a, uint32_t m, uin
     }
 }
 
+/* A warp's part of the ring's next item, handed to the warp that adds up. */
+template <int F>
+__device__ __forceinline__ void ms_multiply(const ms_ring &ring, ms_at &at, const ms_args &a,
+                                            const uint32_t (&x)[MS_RUNS][16], uint32_t warp, uint32_t lane)
+{
+    const uint32_t lanes = ms_part_lanes(a.m_rows), g = lane >> 2, t = lane & 3;
+    bar_wait(ring.full + at.slot, at.phase);
+    const float4 p = ms_item<F>(ring.base + at.slot * a.slot, x, a.hidden, warp, lane);
+    if (t < lanes) {
+        ring.part[((at.slot * MS_CONS + warp) * 8 + g) * lanes + t] = p;
+    }
+    __syncwarp();
+    if (lane == 0) {
+        bar_arrive(ring.done + at.slot);
+    }
+    at.next(a.n_slots);
+}
+
 #define MS_MAX_SLOTS 16u
 
-template <int FS> __global__ void __maxnreg__(96)
-    moe_stream_up(const __grid_constant__ ms_args a)
+__global__ void __maxnreg__(96) moe_stream_up(const __grid_constant__ ms_args a)
 {
     extern __shared__ uint4 sm4[];
     __shared__ uint64_t full[MS_MAX_SLOTS], done[MS_MAX_SLOTS], empty[MS_MAX_SLOTS], known;
@@ -161,65 +178,35 @@ template <int FS> __global__ void __maxnreg__(96)
     __syncthreads();
     const uint32_t n_s = b < a.items_s ? (a.items_s - b - 1) / grid + 1 : 0;
     const uint32_t j0 = (b + grid - a.items_s % grid) % grid; /* the shared expert's items came before */
-    constexpr uint32_t ROWS_S = FS == TF_BF16 ? 2 : 4;
+    constexpr uint32_t ROWS_S = 4;
     ms_at at = {0, 0};
     if (warp < MS_CONS) {
         if (!a.early) {
             pdl_wait();
         }
         uint32_t x[MS_RUNS][16];
-        ms_load_x<FS>(x, a, warp, lane);
-        /* The first pass multiplies what happens to lie in the ring, so that the instructions are there in time. */
+        ms_load_x<TF_MX>(x, a, warp, lane);
 #pragma unroll 1
-        for (uint32_t pass = 0; pass < 2; ++pass) {
-            uint32_t n = 1;
-            if (pass) {
+        for (uint32_t i = 0; i < n_s; ++i) {
+            ms_multiply<TF_MX>(ring, at, a, x, warp, lane);
+        }
+        /* a load that is asked for behind the picked experts' weights would come after them */
+        ms_load_x<TF_NV>(x, a, warp, lane);
+        uint32_t n_uniq = a.k;
+        if (a.m_rows > 1) {
+            bar_wait(&known, 0);
+            n_uniq = n_uniq_s;
+        }
+        const uint32_t total = n_uniq * a.tiles_r.d;
 #pragma unroll 1
-                for (uint32_t i = 0; i < n_s; ++i) {
-                    bar_wait(full + at.slot, at.phase);
-                    const float4 p = ms_item<FS>(ring.base + at.slot * a.slot, x, a.hidden, warp, lane);
-                    if (t < lanes) {
-                        ring.part[(at.slot * MS_CONS + warp) * step + g * lanes + t] = p;
-                    }
-                    __syncwarp();
-                    if (lane == 0) {
-                        bar_arrive(done + at.slot);
-                    }
-                    at.next(a.n_slots);
-                }
-                /* a load that is asked for behind the picked experts' weights would come after them */
-                ms_load_x<TF_NV>(x, a, warp, lane);
-                uint32_t n_uniq = a.k;
-                if (a.m_rows > 1) {
-                    bar_wait(&known, 0);
-                    n_uniq = n_uniq_s;
-                }
-                const uint32_t total = n_uniq * a.tiles_r.d;
-                n = j0 < total ? (total - j0 - 1) / grid + 1 : 0;
-            }
-#pragma unroll 1
-            for (uint32_t i = 0; i < n; ++i) {
-                if (pass) {
-                    bar_wait(full + at.slot, at.phase);
-                }
-                const float4 p = ms_item<TF_NV>(ring.base + at.slot * a.slot, x, a.hidden, warp, lane);
-                if (t < lanes) {
-                    ring.part[(at.slot * MS_CONS + warp) * step + g * lanes + t] = p;
-                }
-                __syncwarp();
-                if (pass) {
-                    if (lane == 0) {
-                        bar_arrive(done + at.slot);
-                    }
-                    at.next(a.n_slots);
-                }
-            }
+        for (uint32_t j = j0; j < total; j += grid) {
+            ms_multiply<TF_NV>(ring, at, a, x, warp, lane);
         }
     } else if (warp == MS_CONS) {
         const uint64_t policy = l2_read_once();
         const uint32_t z = lane & 1;
         {
-            const uint32_t rb = ms_row_bytes(FS, a.hidden), sb = ms_scale_bytes(FS, a.hidden);
+            const uint32_t rb = ms_row_bytes(TF_MX, a.hidden), sb = ms_scale_bytes(TF_MX, a.hidden);
             const ms_shared_w &w = z ? a.s_up : a.s_gate;
 #pragma unroll 1
             for (uint32_t i = 0; i < n_s; ++i) {
@@ -286,7 +273,7 @@ template <int FS> __global__ void __maxnreg__(96)
             float f0 = a.s_gate.factor, f1 = a.s_up.factor;
             uint32_t p0 = c < a.m_rows ? a.k : 0xff, p1 = c + 1 < a.m_rows ? a.k : 0xff, h;
             if (shared) {
-                h = ms_elem<FS>((b + i * grid) * ROWS_S + g);
+                h = ms_elem<TF_MX>((b + i * grid) * ROWS_S + g);
                 if (g >= ROWS_S) {
                     p0 = p1 = 0xff;
                 }
@@ -389,8 +376,7 @@ __device__ __forceinline__ uint32_t ms_rows(const ms_pick &p, uint32_t lane)
     return __ballot_sync(0xffffffffu, p.slot[lane & 7] != 0xff) & 0xff;
 }
 
-template <int FS> __global__ void __maxnreg__(104)
-    moe_stream_down(const __grid_constant__ ms_args a)
+__global__ void __maxnreg__(104) moe_stream_down(const __grid_constant__ ms_args a)
 {
     extern __shared__ uint4 sm4[];
     __shared__ uint64_t full[MS_MAX_DSLOTS], s_full, known;
@@ -400,7 +386,7 @@ template <int FS> __global__ void __maxnreg__(104)
     const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, items = a.m_rows * a.k, k1 = a.k + 1;
     const uint32_t g = lane >> 2, t = lane & 3;
     const uint32_t d0 = blockIdx.x * a.rpb, nr = a.hidden - d0 < a.rpb ? a.hidden - d0 : a.rpb;
-    const uint32_t rb_s = ms_row_bytes(FS, a.s_inter), sb_s = ms_scale_bytes(FS, a.s_inter);
+    const uint32_t rb_s = ms_row_bytes(TF_MX, a.s_inter), sb_s = ms_scale_bytes(TF_MX, a.s_inter);
     const uint32_t rb = a.inter / 2, sb = a.inter / 16;
     uint8_t *ring = (uint8_t *)sm4, *sh = ring + a.d_slots * a.d_slot, *sh_scale = sh + a.rpb * rb_s;
     uint8_t *hb = sh_scale + (a.rpb * sb_s + 15) / 16 * 16;
@@ -446,136 +432,128 @@ template <int FS> __global__ void __maxnreg__(104)
                       nr * (lane ? sb : rb), full + slot, policy);
         }
     };
-    /* The first pass brings the instructions: nothing is waited for, sums go nowhere. */
+    uint32_t rows = 0;
+    if (warp == 0) {
+        if (lane == 0) {
+            while (ms_get(a.flag) == 0) {
+            }
+        }
+        __syncwarp();
+        n_uniq = ms_picks(a, tab, pick, uniq, lane);
+        for (uint32_t i = lane; i < n_uniq; i += 32) {
+            const struct qx_weight *w = a.down + uniq[i];
+            ms_mat m;
+            m.codes = (const uint8_t *)w->codes + (uint64_t)d0 * rb;
+            m.scale = (const uint8_t *)w->scale + (uint64_t)d0 * sb;
+            m.factor = w->global * 0x1p26f;
+            mat[i] = m;
+        }
+        __syncwarp();
+        if (lane == 0) {
+            n_uniq_s = n_uniq;
+            bar_arrive(&known);
+        }
+    } else {
+        bar_wait(&known, 0);
+        n_uniq = n_uniq_s;
+    }
 #pragma unroll 1
-    for (uint32_t pass = 0; pass < 2; ++pass) {
-        uint32_t rows = 0;
-        if (pass) {
-            if (warp == 0) {
-                if (lane == 0) {
-                    while (ms_get(a.flag) == 0) {
-                    }
-                }
-                __syncwarp();
-                n_uniq = ms_picks(a, tab, pick, uniq, lane);
-                for (uint32_t i = lane; i < n_uniq; i += 32) {
-                    const struct qx_weight *w = a.down + uniq[i];
-                    ms_mat m;
-                    m.codes = (const uint8_t *)w->codes + (uint64_t)d0 * rb;
-                    m.scale = (const uint8_t *)w->scale + (uint64_t)d0 * sb;
-                    m.factor = w->global * 0x1p26f;
-                    mat[i] = m;
-                }
-                __syncwarp();
-                if (lane == 0) {
-                    n_uniq_s = n_uniq;
-                    bar_arrive(&known);
-                }
-            } else {
-                bar_wait(&known, 0);
-                n_uniq = n_uniq_s;
-            }
+    for (uint32_t u = warp; u < n_uniq && u < a.d_slots; u += MS_DOWN) {
+        ask(u, u);
+    }
+    if (tid < items) {
+        wt[tid] = __ldcg(a.weight + tid);
+    }
+    pdl_wait();
+    uint4 q[MS_MAX_H] = {};
+    if (warp < n_uniq) {
+        rows = ms_rows(pick[warp], lane);
+        ms_ask_h(q, a, pick[warp], rows, lane);
+    }
+    /* the shared expert's columns: two units of lanes a warp in turn */
+    const uint32_t pieces = a.s_inter / MS_RUN * 2;
+    const uint8_t *col = g < a.m_rows ? a.hs + (uint64_t)(g * k1 + a.k) * a.h_col : nullptr;
+    float acc[2][4] = {};
+    uint32_t x[16];
+    bar_wait(&s_full, 0);
 #pragma unroll 1
-            for (uint32_t u = warp; u < n_uniq && u < a.d_slots; u += MS_DOWN) {
-                ask(u, u);
-            }
-            if (tid < items) {
-                wt[tid] = __ldcg(a.weight + tid);
-            }
-            pdl_wait();
-            uint4 q[MS_MAX_H] = {};
-            if (warp < n_uniq) {
-                rows = ms_rows(pick[warp], lane);
-                ms_ask_h(q, a, pick[warp], rows, lane);
-            }
-            /* the shared expert's columns: two units of lanes a warp in turn */
-            const uint32_t pieces = a.s_inter / MS_RUN * 2;
-            const uint8_t *col = g < a.m_rows ? a.hs + (uint64_t)(g * k1 + a.k) * a.h_col : nullptr;
-            float acc[2][4] = {};
-            uint32_t x[16];
-            bar_wait(&s_full, 0);
-#pragma unroll 1
-            for (uint32_t p = warp; p < pieces; p += MS_DOWN) {
-                const uint32_t run = p / 2;
-                const uint8_t *c = sh + run * ms_row_bytes(FS, MS_RUN), *s = sh_scale + run * ms_scale_bytes(FS, MS_RUN);
-                if ((p & 1) == 0) {
-                    ms_load_h<0, 2>(x, col, run, t);
-                    ms_run_down<FS, 0, 2>(acc, third, c, cs_at, s, ss_at, x, t);
-                } else {
-                    ms_load_h<2, 4>(x, col, run, t);
-                    ms_run_down<FS, 2, 4>(acc, third, c, cs_at, s, ss_at, x, t);
-                }
-            }
-            float *d[2];
+    for (uint32_t p = warp; p < pieces; p += MS_DOWN) {
+        const uint32_t run = p / 2;
+        const uint8_t *c = sh + run * ms_row_bytes(TF_MX, MS_RUN), *s = sh_scale + run * ms_scale_bytes(TF_MX, MS_RUN);
+        if ((p & 1) == 0) {
+            ms_load_h<0, 2>(x, col, run, t);
+            ms_run_down<TF_MX, 0, 2>(acc, third, c, cs_at, s, ss_at, x, t);
+        } else {
+            ms_load_h<2, 4>(x, col, run, t);
+            ms_run_down<TF_MX, 2, 4>(acc, third, c, cs_at, s, ss_at, x, t);
+        }
+    }
+    float *d[2];
 #pragma unroll
-            for (uint32_t z = 0; z < 2; ++z) {
-                d[z] = 2 * t + z < a.m_rows ? res + (items + (2 * t + z) * MS_DOWN + warp) * a.rpb : nullptr;
+    for (uint32_t z = 0; z < 2; ++z) {
+        d[z] = 2 * t + z < a.m_rows ? res + (items + (2 * t + z) * MS_DOWN + warp) * a.rpb : nullptr;
+    }
+    ms_store_down(d, acc, 1.0f, g, nr);
+    ms_put_h(hb, q, a, lane);
+    __syncwarp();
+    ms_at at = {warp < a.d_slots ? warp : 0, 0};
+#pragma unroll 1
+    for (uint32_t u = warp; u < n_uniq; u += MS_DOWN) {
+        const uint32_t v = u + MS_DOWN;
+        uint32_t rows_next = 0;
+        uint4 q[MS_MAX_H] = {};
+        if (v < n_uniq) {
+            rows_next = ms_rows(pick[v], lane);
+            ms_ask_h(q, a, pick[v], rows_next, lane);
+        }
+        bar_wait(full + at.slot, at.phase);
+        const uint8_t *c = ring + at.slot * a.d_slot, *s = c + a.rpb * rb;
+        const uint8_t *h = hb + (g && a.d_cols > 1 ? ms_h_pitch(a.inter) : 0) + t * 16;
+#pragma unroll 1
+        for (;;) {
+            float acc[2][4] = {};
+#pragma unroll 1
+            for (uint32_t run = 0; run < runs; ++run) {
+                uint32_t x[16];
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    const uint4 w = ms_lds(h + run * 256 + j * 64);
+                    x[4 * j] = w.x, x[4 * j + 1] = w.y, x[4 * j + 2] = w.z, x[4 * j + 3] = w.w;
+                }
+                ms_run_down<TF_NV, 0, 4>(acc, third, c + run * 64, c_at, s + run * 8, s_at, x, t);
             }
-            ms_store_down(d, acc, 1.0f, g, nr);
-            ms_put_h(hb, q, a, lane);
+            float *d[2] = {nullptr, nullptr};
+            if (t == 0) {
+                const uint32_t r1 = rows & (rows - 1), m0 = __ffs(rows) - 1, m1 = __ffs(r1) - 1;
+                d[0] = res + (m0 * a.k + pick[u].slot[m0]) * a.rpb;
+                d[1] = r1 && a.d_cols > 1 ? res + (m1 * a.k + pick[u].slot[m1]) * a.rpb : nullptr;
+            }
+            ms_store_down(d, acc, mat[u].factor, g, nr);
+            rows &= rows - 1;
+            if (a.d_cols > 1) {
+                rows &= rows - 1;
+            }
+            if (!rows) {
+                break;
+            }
+            /* more rows picked it than a warp takes at a time */
+            uint4 more[MS_MAX_H] = {};
+            ms_ask_h(more, a, pick[u], rows, lane);
+            __syncwarp();
+            ms_put_h(hb, more, a, lane);
             __syncwarp();
         }
-        ms_at at = {warp < a.d_slots ? warp : 0, 0};
-#pragma unroll 1
-        for (uint32_t u = pass ? warp : 0; u < n_uniq; u += MS_DOWN) {
-            const uint32_t v = u + MS_DOWN;
-            uint32_t rows_next = 0;
-            uint4 q[MS_MAX_H] = {};
-            if (pass && v < n_uniq) {
-                rows_next = ms_rows(pick[v], lane);
-                ms_ask_h(q, a, pick[v], rows_next, lane);
-            }
-            if (pass) {
-                bar_wait(full + at.slot, at.phase);
-            }
-            const uint8_t *c = ring + at.slot * a.d_slot, *s = c + a.rpb * rb;
-            const uint8_t *h = hb + (g && a.d_cols > 1 ? ms_h_pitch(a.inter) : 0) + t * 16;
-#pragma unroll 1
-            for (;;) {
-                float acc[2][4] = {};
-#pragma unroll 1
-                for (uint32_t run = 0; run < runs; ++run) {
-                    uint32_t x[16];
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) {
-                        const uint4 w = ms_lds(h + run * 256 + j * 64);
-                        x[4 * j] = w.x, x[4 * j + 1] = w.y, x[4 * j + 2] = w.z, x[4 * j + 3] = w.w;
-                    }
-                    ms_run_down<TF_NV, 0, 4>(acc, third, c + run * 64, c_at, s + run * 8, s_at, x, t);
-                }
-                float *d[2] = {nullptr, nullptr};
-                if (t == 0 && rows) {
-                    const uint32_t r1 = rows & (rows - 1), m0 = __ffs(rows) - 1, m1 = __ffs(r1) - 1;
-                    d[0] = res + (m0 * a.k + pick[u].slot[m0]) * a.rpb;
-                    d[1] = r1 && a.d_cols > 1 ? res + (m1 * a.k + pick[u].slot[m1]) * a.rpb : nullptr;
-                }
-                ms_store_down(d, acc, rows ? mat[u].factor : 0.0f, g, nr);
-                rows &= rows - 1;
-                if (a.d_cols > 1) {
-                    rows &= rows - 1;
-                }
-                if (!rows) {
-                    break;
-                }
-                /* more rows picked it than a warp takes at a time */
-                uint4 more[MS_MAX_H] = {};
-                ms_ask_h(more, a, pick[u], rows, lane);
-                __syncwarp();
-                ms_put_h(hb, more, a, lane);
-                __syncwarp();
-            }
-            __syncwarp();
-            if (pass && u + a.d_slots < n_uniq) {
-                ask(u + a.d_slots, at.slot);
-            }
-            ms_put_h(hb, q, a, lane);
-            __syncwarp();
-            rows = rows_next;
-            at.slot += MS_DOWN;
-            if (at.slot >= a.d_slots) {
-                at.slot -= a.d_slots;
-                at.phase ^= 1;
-            }
+        __syncwarp();
+        if (u + a.d_slots < n_uniq) {
+            ask(u + a.d_slots, at.slot);
+        }
+        ms_put_h(hb, q, a, lane);
+        __syncwarp();
+        rows = rows_next;
+        at.slot += MS_DOWN;
+        if (at.slot >= a.d_slots) {
+            at.slot -= a.d_slots;
+            at.phase ^= 1;
         }
     }
     __syncthreads();
@@ -605,23 +583,17 @@ static uint32_t ms_up_smem(const ms_args &a, uint32_t slots)
     return (uint32_t)(slots * (a.slot + MS_CONS * 128 * ((a.m_rows + 1) / 2)) + items * (sizeof(ms_pair) + 4) +
                       128 * sizeof(ms_pick));
 }
-static uint32_t ms_down_smem(const ms_args &a, int fs, uint32_t slots)
+static uint32_t ms_down_smem(const ms_args &a, uint32_t slots)
 {
     const uint32_t items = a.m_rows * a.k;
-    return (uint32_t)(slots * a.d_slot + a.rpb * ms_row_bytes(fs, a.s_inter) +
-                      (a.rpb * ms_scale_bytes(fs, a.s_inter) + 15) / 16 * 16 + MS_DOWN * a.d_cols * ms_h_pitch(a.inter) +
+    return (uint32_t)(slots * a.d_slot + a.rpb * ms_row_bytes(TF_MX, a.s_inter) +
+                      (a.rpb * ms_scale_bytes(TF_MX, a.s_inter) + 15) / 16 * 16 + MS_DOWN * a.d_cols * ms_h_pitch(a.inter) +
                       items * (sizeof(ms_mat) + 8) + 128 * sizeof(ms_pick) + (items + MS_DOWN * a.m_rows) * a.rpb * 4);
 }
 
 static ms_shared_w ms_shared(const struct qx_weight &w)
 {
     return {(const uint8_t *)w.codes, (const uint8_t *)w.scale, 1.0f};
-}
-
-template <int FS> static int ms_launch(struct qx_queue *q, const ms_args &a, uint32_t su, uint32_t sd)
-{
-    const int r = launch(q, "moe", moe_stream_up<FS>, dim3((unsigned)q->n_sm), dim3(MS_THREADS), su, a);
-    return r ? r : launch(q, "moe", moe_stream_down<FS>, dim3((a.hidden + a.rpb - 1) / a.rpb), dim3(MS_DOWN * 32), sd, a);
 }
 
 int qx_moe_stream(struct qx_queue *q, const struct qx_op_moe *o)
@@ -632,20 +604,19 @@ int qx_moe_stream(struct qx_queue *q, const struct qx_op_moe *o)
     a.inter = o->experts.inter;
     a.s_inter = o->s_inter;
     a.n_experts = o->experts.n_experts;
-    const uint8_t f = o->s_gate.fmt;
-    const int fs = f == QX_W_BF16 ? TF_BF16 : f == QX_W_MXFP8 ? TF_MX : TF_GEN;
     const auto whole = [](const void *p) { return ((uintptr_t)p & 15) == 0; };
-    if (!can_stream(q) || !o->act_bf16 || o->experts.fmt != QX_W_NVFP4 || fs == TF_GEN || o->s_up.fmt != f ||
-        o->s_down.fmt != f || o->s_gate_vec.fmt != QX_W_BF16 || a.hidden % MS_RUN || a.inter % MS_RUN ||
-        a.s_inter % MS_RUN || a.hidden > MS_RUN * MS_RUNS * MS_CONS || a.k * 8 > MS_MAX_ITEMS || a.n_experts > MS_MAX_EXPERTS || a.inter > 768 || !whole(o->m) ||
+    if (!can_stream(q) || !o->act_bf16 || o->experts.fmt != QX_W_NVFP4 || o->s_gate.fmt != QX_W_MXFP8 ||
+        o->s_up.fmt != QX_W_MXFP8 || o->s_down.fmt != QX_W_MXFP8 || o->s_gate_vec.fmt != QX_W_BF16 ||
+        a.hidden % MS_RUN || a.inter % MS_RUN || a.s_inter % MS_RUN || a.hidden > MS_RUN * MS_RUNS * MS_CONS ||
+        a.k * 8 > MS_MAX_ITEMS || a.n_experts > MS_MAX_EXPERTS || a.inter > 768 || !whole(o->m) ||
         !whole(o->s_gate_vec.codes) || !whole(o->s_gate.codes) || !whole(o->s_up.codes) || !whole(o->s_down.codes) ||
         !whole(o->s_gate.scale) || !whole(o->s_up.scale) || !whole(o->s_down.scale)) {
         return 1;
     }
-    a.items_s = a.s_inter / ms_item_rows(fs);
+    a.items_s = a.s_inter / ms_item_rows(TF_MX);
     a.tiles_r.d = a.inter / 8;
     a.tiles_r.r = a.tiles_r.d > 1 ? 0xffffffffu / a.tiles_r.d + 1 : 0;
-    const uint32_t slot_s = 2 * ms_item_rows(fs) * (ms_row_bytes(fs, a.hidden) + ms_scale_bytes(fs, a.hidden));
+    const uint32_t slot_s = 2 * ms_item_rows(TF_MX) * (ms_row_bytes(TF_MX, a.hidden) + ms_scale_bytes(TF_MX, a.hidden));
     a.slot = 16 * (a.hidden / 2 + a.hidden / 16);
     a.slot = (a.slot > slot_s ? a.slot : slot_s) / 128 * 128 + 128;
     a.rpb = (a.hidden / 4 + (uint32_t)q->n_sm - 1) / (uint32_t)q->n_sm * 4;
@@ -663,9 +634,9 @@ int qx_moe_stream(struct qx_queue *q, const struct qx_op_moe *o)
     a.flag = (uint32_t *)(q->ws + 128);
     a.hs = q->ws + 256;
     ms_args most = a;
-    most.m_rows = o->n_rows < 8 ? o->n_rows : 8;
+    most.m_rows = 8; /* whatever n_rows: a row's bits must not depend on it */
     most.d_cols = 2;
-    if (a.rpb > MS_ROWS || ms_up_smem(most, 2) > MS_SMEM_MAX || ms_down_smem(most, fs, MS_DOWN) > MS_SMEM_MAX) {
+    if (a.rpb > MS_ROWS || ms_up_smem(most, 2) > MS_SMEM_MAX || ms_down_smem(most, MS_DOWN) > MS_SMEM_MAX) {
         return 1;
     }
     for (uint32_t r = 0; r < o->n_rows; r += 8) {
@@ -682,12 +653,15 @@ int qx_moe_stream(struct qx_queue *q, const struct qx_op_moe *o)
         }
         a.d_cols = a.m_rows > 1 ? 2 : 1;
         a.d_slots = a.m_rows == 1 && a.k > MS_DOWN ? a.k : MS_DOWN;
-        if (ms_down_smem(a, fs, a.d_slots) > MS_SMEM_MAX) {
+        if (ms_down_smem(a, a.d_slots) > MS_SMEM_MAX) {
             a.d_slots = MS_DOWN;
         }
-        const uint32_t su = ms_up_smem(a, a.n_slots), sd = ms_down_smem(a, fs, a.d_slots);
-        const int e = fs == TF_BF16 ? ms_launch<TF_BF16>(q, a, su, sd)
-                                    : ms_launch<TF_MX>(q, a, su, sd);
+        const uint32_t su = ms_up_smem(a, a.n_slots), sd = ms_down_smem(a, a.d_slots);
+        const dim3 g2((a.hidden + a.rpb - 1) / a.rpb);
+        int e = launch(q, "moe", moe_stream_up, dim3((unsigned)q->n_sm), dim3(MS_THREADS), su, a);
+        if (!e) {
+            e = launch(q, "moe", moe_stream_down, g2, dim3(MS_DOWN * 32), sd, a);
+        }
         if (e) {
             return e;
         }

@@ -50,30 +50,30 @@ struct ms_pair {
 
 __host__ __device__ inline uint32_t ms_row_bytes(int f, uint32_t k)
 {
-    return f == TF_NV ? k / 2 : f == TF_BF16 ? k * 2 : k;
+    return f == TF_NV ? k / 2 : k;
 }
 __host__ __device__ inline uint32_t ms_scale_bytes(int f, uint32_t k)
 {
-    return f == TF_NV ? k / 16 : f == TF_MX ? k / 32 : 0;
+    return f == TF_NV ? k / 16 : k / 32;
 }
 /* Rows of gate an item. */
 __host__ __device__ inline uint32_t ms_item_rows(int f)
 {
-    return f == TF_NV ? 8 : f == TF_BF16 ? 2 : 4;
+    return f == TF_NV ? 8 : 4;
 }
 
 /* ---- columns: 16-byte units of eight bf16; unit j of lane t of a run of 128 ---- */
 
 template <int F> __device__ __forceinline__ uint32_t ms_unit_k(uint32_t j, uint32_t t)
 {
-    return F == TF_NV ? 32 * t + 8 * j : F == TF_BF16 ? 32 * j + 8 * t : 64 * (j / 2) + 16 * t + 8 * (j & 1);
+    return F == TF_NV ? 32 * t + 8 * j : 64 * (j / 2) + 16 * t + 8 * (j & 1);
 }
 /* Byte of element i of a column in memory: unit j of lane t is number 4 j + t of its run. */
 template <int F> __device__ __forceinline__ uint32_t ms_elem(uint32_t i)
 {
     const uint32_t in = i & 127, e = i & 7;
-    const uint32_t t = F == TF_NV ? in / 32 : F == TF_BF16 ? in / 8 & 3 : in / 16 & 3;
-    const uint32_t j = F == TF_NV ? in / 8 & 3 : F == TF_BF16 ? in / 32 : in / 64 * 2 + (in / 8 & 1);
+    const uint32_t t = F == TF_NV ? in / 32 : in / 16 & 3;
+    const uint32_t j = F == TF_NV ? in / 8 & 3 : in / 64 * 2 + (in / 8 & 1);
     return i / 128 * 256 + (4 * j + t) * 16 + (F != TF_NV ? 2 * e : e < 4 ? 4 * e : 4 * (e - 4) + 2);
 }
 
@@ -101,13 +101,6 @@ __device__ __forceinline__ void ms_run_up(float (&acc)[2][4], const uint8_t *c0,
             mr_dec_nv(wb[j], lb[j / 2], r);
             mma_bf16(acc[0], p[0], r[0], p[1], r[1], x[4 * j], x[4 * j + 1]);
             mma_bf16(acc[1], p[2], r[2], p[3], r[3], x[4 * j + 2], x[4 * j + 3]);
-        }
-    } else if (F == TF_BF16) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const uint4 a = ms_lds(c0 + j * 64 + t * 16), b = ms_lds(c1 + j * 64 + t * 16);
-            mma_bf16(acc[0], a.x, b.x, a.y, b.y, x[4 * j], x[4 * j + 1]);
-            mma_bf16(acc[1], a.z, b.z, a.w, b.w, x[4 * j + 2], x[4 * j + 3]);
         }
     } else {
 #pragma unroll
@@ -156,18 +149,6 @@ __device__ __forceinline__ void ms_run_down(float (&acc)[2][4], bool third, cons
                 }
                 mma_bf16(acc[i], p[0], r[0], p[1], r[1], x[4 * j], x[4 * j + 1]);
                 mma_bf16(acc[i], p[2], r[2], p[3], r[3], x[4 * j + 2], x[4 * j + 3]);
-            }
-        }
-    } else if (F == TF_BF16) {
-#pragma unroll
-        for (int j = J0; j < J1; ++j) {
-            const uint4 v = ms_lds(c + c_at[0] + j * 64 + t * 16), w = ms_lds(c + c_at[1] + j * 64 + t * 16);
-            mma_bf16(acc[0], v.x, w.x, v.y, w.y, x[4 * j], x[4 * j + 1]);
-            mma_bf16(acc[0], v.z, w.z, v.w, w.w, x[4 * j + 2], x[4 * j + 3]);
-            if (third) {
-                const uint4 u = ms_lds(c + c_at[2] + j * 64 + t * 16);
-                mma_bf16(acc[1], u.x, 0, u.y, 0, x[4 * j], x[4 * j + 1]);
-                mma_bf16(acc[1], u.z, 0, u.w, 0, x[4 * j + 2], x[4 * j + 3]);
             }
         }
     } else {
