@@ -193,7 +193,7 @@ struct qx_weight kern_weight(struct kern_ctx *c, uint8_t fmt, uint32_t rows, uin
         }
         for (size_t i = 0; i < nb && fmt != QX_W_NVFP4; ++i) {
             if (kind == 1) {
-                h[i] = (uint8_t)i;
+                h[i] = (uint8_t)(i + 37 * (i / cols)); /* rows differ: one sum that cancels is not all of them */
             }
             h[i] = (h[i] & 0x7f) == 0x7f ? 0x3f : h[i]; /* no NaN */
             if (kind != 1) {
@@ -201,7 +201,7 @@ struct qx_weight kern_weight(struct kern_ctx *c, uint8_t fmt, uint32_t rows, uin
             }
         }
         for (size_t i = 0; i < nb && fmt == QX_W_NVFP4 && kind == 1; ++i) {
-            h[i] = (uint8_t)i;
+            h[i] = (uint8_t)(i + 37 * (i / (cols / 2)));
         }
         if (kind == 3 && fmt != QX_W_NVFP4) {
             h[cols + 3] = 0x7f;
@@ -218,10 +218,10 @@ struct qx_weight kern_weight(struct kern_ctx *c, uint8_t fmt, uint32_t rows, uin
         for (size_t i = 0; i < ns; ++i) {
             sc[i] = fmt == QX_W_NVFP4 ? (uint8_t)(0x30 + kern_below(c, 24)) : (uint8_t)(118 + kern_below(c, 8));
             if (kind == 1 && fmt == QX_W_NVFP4) {
-                sc[i] = (uint8_t)(i % 127);
+                sc[i] = (uint8_t)((i + i / (cols / 16)) % 127);
             }
             if (kind == 1 && fmt == QX_W_MXFP8) {
-                sc[i] = (uint8_t)(60 + i % 80);
+                sc[i] = (uint8_t)(60 + (i + i / (cols / 32)) % 80);
             }
             if (kind == 2 && i % 3 == 0) {
                 sc[i] = 0;
