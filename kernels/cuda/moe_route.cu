@@ -258,8 +258,10 @@ static int route_rows_run(struct qx_queue *q, const struct qx_op_moe_route *o)
         default: r = launch(q, "moe_route", route_rows<8>, grid, block, 0, a); break;
         }
     }
-    q->routed.at = q->n_launches;
-    q->routed.m = o->m;
+    if (!r) {
+        q->routed.at = q->n_launches;
+        q->routed.m = o->m;
+    }
     return r;
 }
 

@@ -618,7 +618,7 @@ static bool make_args(mr_args &a, struct qx_queue *q, const struct qx_op_moe *o)
     a.x_col = mr_col_bytes(a.hidden);
     a.h_col = mr_col_bytes(a.inter > a.s_inter ? a.inter : a.s_inter);
     mr_args m = a;
-    m.m_rows = o->n_rows < 8 ? o->n_rows : 8;
+    m.m_rows = 8; /* whatever n_rows: a row's bits must not depend on it */
     const uint32_t grid = down_grid(q, a.hidden);
     if (up_smem(m, 3) > MR_SMEM_MAX || down_smem(m, grid, 3, false) > MR_SMEM_MAX) {
         return false;
