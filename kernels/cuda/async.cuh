@@ -1,5 +1,5 @@
 /* async.cuh: shared memory by its 32-bit addresses, for kernels in which some warps copy and others multiply:
- * barriers, copies that arrive on them, loads and stores. */
+ * barriers, copies that arrive on them, loads. */
 #ifndef QX_CUDA_ASYNC_CUH
 #define QX_CUDA_ASYNC_CUH
 
@@ -77,15 +77,8 @@ __device__ __forceinline__ uint64_t read_once()
 __device__ __forceinline__ void copy16_once(uint32_t dst, const void *src, uint64_t policy)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "l"(policy)
-                 : "memory");
-#endif
-}
-__device__ __forceinline__ void copy_bulk_once(uint32_t dst, const void *src, uint32_t n, uint32_t bar, uint64_t policy)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1], %2, [%3], %4;" ::"r"(dst), "l"(src), "r"(n), "r"(bar), "l"(policy)
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
+                 "l"(policy)
                  : "memory");
 #endif
 }
@@ -110,7 +103,8 @@ __device__ __forceinline__ uint2 lds64_at(uint32_t p, uint32_t rank)
 #endif
     return v;
 }
-/* ---- loads and stores ----------------------------------------------------------------------- */
+
+/* ---- loads ---------------------------------------------------------------------------------- */
 
 __device__ __forceinline__ uint4 lds128(uint32_t p)
 {
@@ -135,10 +129,6 @@ __device__ __forceinline__ uint32_t lds16(uint32_t p)
     uint16_t v;
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(p));
     return v;
-}
-__device__ __forceinline__ void sts16(uint32_t p, uint16_t v)
-{
-    asm volatile("st.shared.u16 [%0], %1;" ::"r"(p), "h"(v) : "memory");
 }
 
 #endif

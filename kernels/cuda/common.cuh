@@ -3,7 +3,8 @@
  *
  * Invariant of every kernel here: each thread calls pdl_wait() before it reads or writes anything that
  * an earlier op may touch, so that "the op before is complete" carries along the whole chain. Only
- * constant data (weights, tables) may be read before it. */
+ * constant data (weights, tables) may be read before it, and what a file's head names, with the reason why it is
+ * complete by then. Warps that are idle from beginning to end need not call it where others of their block do. */
 #ifndef QX_CUDA_COMMON_CUH
 #define QX_CUDA_COMMON_CUH
 

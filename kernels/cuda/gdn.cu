@@ -1,10 +1,10 @@
 /* gdn.cu: Gated DeltaNet core, the recurrence row by row. A cluster takes one key head of a run: two blocks
  * (halves of the value columns) for each of its value heads. A warp holds S of eight columns in registers: a lane
- * eight keys of four columns, so that sums over keys are shuffles and no barrier stands between rows. S goes in and out
- * by way of shared memory: 32 bytes of a row at a time, as registers have it, memory takes at a third of its pace. S and
- * the numbers of the step are read before the wait (embed stands between them and whatever wrote them). The halves
- * send one another sums of squares for the gated norm, and the last S leaves meanwhile; the cluster's barrier, whose two
- * halves lie far apart, orders all reads of a history that is replaced in place before its writing. */
+ * eight keys of four columns, so that sums over keys are shuffles and no barrier stands between rows. S goes in and
+ * out by way of shared memory: 32 bytes of a row at a time, as registers have it, memory takes at a third of its pace.
+ * S and the numbers of the step are read before the wait (embed stands between them and whatever wrote them). The
+ * halves send one another sums of squares for the gated norm, and the last S leaves meanwhile; the cluster's barrier,
+ * whose arrival and wait lie far apart, orders all reads of a history that is replaced in place before its writing. */
 #include "gdn.cuh"
 #include "mma.cuh"
 
@@ -133,7 +133,8 @@ __device__ __forceinline__ float sum_keys(const float (&v)[4], uint32_t lane)
     return z;
 }
 
-/* The block's columns of a state to shared memory, and from there to p, its first key and column; a barrier in between. */
+/* The block's columns of a state to shared memory, and from there to p, its first key and column; a barrier in
+ * between. */
 __device__ __forceinline__ void state_to_smem(gdn_smem &s, uint32_t mine, const float (&S)[8][4])
 {
 #pragma unroll

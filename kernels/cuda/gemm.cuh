@@ -9,8 +9,8 @@
  *
  * The tokens come from a buffer of bf16 rows (gm_at) that a conversion or an epilogue has written: rows of a
  * multiple of 64 elements, zero behind K, each 64 in the order that the decoder gives (gm_pos). A tile's rows
- * are one bulk copy a stage, or gathered. In every format a lane (g, q) = (lane / 4, lane % 4) decodes the 16 codes 16 q .. 16 q + 15
- * of a row.
+ * are one bulk copy a stage, or gathered. In every format a lane (g, q) = (lane / 4, lane % 4) decodes the 16 codes
+ * 16 q .. 16 q + 15 of a row.
  *
  * What is multiplied is a policy P:
  *   F, PROMOTE (K blocks after which sums are added to a second set in f32, 0: never), GATHER

@@ -323,8 +323,9 @@ template <int F> struct lin_lane {
 
 /* acc += the warp's units of a slot: n bytes of each row from byte `at` of the rows on. */
 template <int F>
-__device__ __forceinline__ void lin_slot(lin_narrow<lin_tiles<F>::N> &acc, const stream_w &w, uint32_t slot, uint32_t row,
-                                         uint32_t at, uint32_t n, const lin_lane<F> &l, uint32_t warp, uint32_t lane)
+__device__ __forceinline__ void lin_slot(lin_narrow<lin_tiles<F>::N> &acc, const stream_w &w, uint32_t slot,
+                                         uint32_t row, uint32_t at, uint32_t n, const lin_lane<F> &l, uint32_t warp,
+                                         uint32_t lane)
 {
     constexpr uint32_t XB = lin_fmt<F>::XH * 32 /* bytes of activations a unit */, SU = lin_unit_scale<F>::N;
     constexpr uint32_t S = LIN_WARPS;

@@ -1,7 +1,7 @@
-/* moe.cu: experts for few rows, inputs kept to f32 (with bf16 inputs: moe_rows.cu). One launch multiplies with
- * gate and up of every picked expert and of the shared one and leaves silu(gate) * up, split for the tensor cores, in the workspace; one
- * multiplies with down, weights, and adds up. Rows of a step that picked the same expert share its weights;
- * a row's sums do not depend on that. */
+/* moe.cu: experts for few rows, inputs kept to f32, and shapes that moe_stream.cu and moe_rows.cu, which take inputs
+ * rounded to bf16, leave. One launch multiplies with gate and up of every picked expert and of the shared one and
+ * leaves silu(gate) * up, split for the tensor cores, in the workspace; one multiplies with down, weights, and adds up.
+ * Rows of a step that picked the same expert share its weights; a row's sums do not depend on that. */
 #include "moe.cuh"
 #include "prompt.h"
 

@@ -19,7 +19,7 @@ struct route_args {
     unsigned *tickets;
 };
 
-template <class A> __device__ void route_topk(const A &a, uint32_t m0, uint32_t m_rows)
+static __device__ void route_topk(const route_args &a, uint32_t m0, uint32_t m_rows)
 {
     for (uint32_t m = threadIdx.x / 32; m < m_rows; m += blockDim.x / 32) {
         const uint32_t r = m0 + m;
@@ -184,7 +184,8 @@ template <int NR> __global__ void __maxnreg__(64) route_rows(const __grid_consta
 #pragma unroll
     for (int e = 0; e < RR_EXPERTS; ++e) {
         const uint32_t r = b * RR_EXPERTS + e;
-        w[e] = in && r < a.n_experts ? rr_load(a.gate + (uint64_t)r * a.hidden + tid * 8, policy) : make_uint4(0, 0, 0, 0);
+        w[e] = in && r < a.n_experts ? rr_load(a.gate + (uint64_t)r * a.hidden + tid * 8, policy)
+                                     : make_uint4(0, 0, 0, 0);
     }
     pdl_wait();
     pdl_next();

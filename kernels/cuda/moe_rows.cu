@@ -1,4 +1,4 @@
-/* moe_rows.cu: experts for rows of decoding whose inputs of products are bf16.
+/* moe_rows.cu: experts for rows of decoding whose inputs of products are bf16, but for those of moe_stream.cu.
  *
  * Two launches of one block a multiprocessor. Every warp streams its own tasks, a task being 16 rows of
  * weights and a part of their columns, through a ring of its own in shared memory: 64 bytes of codes of each
@@ -578,14 +578,6 @@ static mr_cut cut_of(uint8_t fmt, uint32_t k, uint32_t max_parts, bool even)
     return c;
 }
 
-static mr_by by_of(uint32_t d)
-{
-    mr_by b;
-    b.d = d;
-    b.r = d > 1 ? 0xffffffffu / d + 1 : 0;
-    return b;
-}
-
 static bool aligned(const struct qx_weight &w)
 {
     return ((uintptr_t)w.codes & 15) == 0 && (w.fmt == QX_W_FP8_BLOCK || ((uintptr_t)w.scale & 15) == 0);
@@ -611,10 +603,10 @@ static bool make_args(mr_args &a, struct qx_queue *q, const struct qx_op_moe *o)
     if (a.up_s.tf == TF_GEN || a.up_r.tf == TF_GEN || a.down_s.tf == TF_GEN || a.down_r.tf == TF_GEN) {
         return false;
     }
-    a.parts_s = by_of(a.up_s.parts);
-    a.parts_r = by_of(a.up_r.parts);
-    a.tiles_s = by_of(a.s_inter / 8);
-    a.tiles_r = by_of(a.inter / 8);
+    a.parts_s.set(a.up_s.parts);
+    a.parts_r.set(a.up_r.parts);
+    a.tiles_s.set(a.s_inter / 8);
+    a.tiles_r.set(a.inter / 8);
     a.x_col = mr_col_bytes(a.hidden);
     a.h_col = mr_col_bytes(a.inter > a.s_inter ? a.inter : a.s_inter);
     mr_args m = a;

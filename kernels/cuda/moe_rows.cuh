@@ -20,7 +20,7 @@ struct mr_cols {
 /* Division by a number known late, exact for x * d below 2^32. */
 struct mr_by {
     uint32_t d, r;
-    __device__ __forceinline__ void set(uint32_t v)
+    __host__ __device__ __forceinline__ void set(uint32_t v)
     {
         d = v;
         r = v > 1 ? 0xffffffffu / v + 1 : 0;
@@ -294,7 +294,7 @@ __device__ __forceinline__ const uint8_t *mr_scale_row(const mr_mat &m, const mr
 /* The experts a step picked, each once, in the order of their first row, and the rows' columns. All threads;
  * ex: [128] in shared memory, 16 bytes aligned; rank: [128]. n_uniq is set after the call's last barrier. */
 static __device__ void mr_unique(const mr_args &a, int32_t *ex, uint8_t *rank, mr_cols *cols, int32_t *uniq,
-                          uint32_t *n_uniq)
+                                 uint32_t *n_uniq)
 {
     const uint32_t items = a.m_rows * a.k, tid = threadIdx.x;
     if (a.m_rows == 1) {

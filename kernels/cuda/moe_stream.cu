@@ -95,8 +95,8 @@ __device__ __forceinline__ void ms_put(const ms_ring &r, ms_at &at, const uint8_
     }
     __syncwarp();
     if (lane < (sb ? 4u : 2u)) {
-        bulk_load(r.base + at.slot * r.slot + (lane < 2 ? lane * cb : 2 * cb + (lane - 2) * sb), src, lane < 2 ? cb : sb,
-                  r.full + at.slot, policy);
+        bulk_load(r.base + at.slot * r.slot + (lane < 2 ? lane * cb : 2 * cb + (lane - 2) * sb), src,
+                  lane < 2 ? cb : sb, r.full + at.slot, policy);
     }
     at.next(r.n);
 }
@@ -155,7 +155,8 @@ __global__ void __maxnreg__(96) moe_stream_up(const __grid_constant__ ms_args a)
     __shared__ uint32_t n_uniq_s;
     const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, b = blockIdx.x, grid = gridDim.x;
     const uint32_t lanes = ms_part_lanes(a.m_rows), step = 8 * lanes, g = lane >> 2, t = lane & 3;
-    ms_ring ring = {(uint8_t *)sm4, (float4 *)((uint8_t *)sm4 + a.n_slots * a.slot), full, done, empty, a.slot, a.n_slots};
+    ms_ring ring = {(uint8_t *)sm4, (float4 *)((uint8_t *)sm4 + a.n_slots * a.slot), full, done, empty, a.slot,
+                    a.n_slots};
     ms_pair *mat = (ms_pair *)(ring.part + a.n_slots * MS_CONS * step);
     ms_pick *pick = (ms_pick *)(mat + a.m_rows * a.k);
     int32_t *uniq = (int32_t *)(pick + 128);
@@ -211,7 +212,8 @@ __global__ void __maxnreg__(96) moe_stream_up(const __grid_constant__ ms_args a)
 #pragma unroll 1
             for (uint32_t i = 0; i < n_s; ++i) {
                 const uint64_t row = (uint64_t)(b + i * grid) * ROWS_S;
-                ms_put(ring, at, lane < 2 ? w.codes + row * rb : w.scale + row * sb, ROWS_S * rb, ROWS_S * sb, policy, lane);
+                ms_put(ring, at, lane < 2 ? w.codes + row * rb : w.scale + row * sb, ROWS_S * rb, ROWS_S * sb, policy,
+                       lane);
             }
         }
         pdl_wait();
@@ -240,7 +242,8 @@ __global__ void __maxnreg__(96) moe_stream_up(const __grid_constant__ ms_args a)
         for (uint32_t j = j0; j < total; j += grid) {
             const uint32_t u = a.tiles_r.div(j);
             const uint64_t row = (uint64_t)(j - u * a.tiles_r.d) * 8;
-            ms_put(ring, at, lane < 2 ? mat[u].codes[z] + row * rb : mat[u].scale[z] + row * sb, 8 * rb, 8 * sb, policy, lane);
+            ms_put(ring, at, lane < 2 ? mat[u].codes[z] + row * rb : mat[u].scale[z] + row * sb, 8 * rb, 8 * sb, policy,
+                   lane);
         }
     } else {
         /* the experts' descriptors, cold since the last step, to the L2 */
@@ -587,7 +590,8 @@ static uint32_t ms_down_smem(const ms_args &a, uint32_t slots)
 {
     const uint32_t items = a.m_rows * a.k;
     return (uint32_t)(slots * a.d_slot + a.rpb * ms_row_bytes(TF_MX, a.s_inter) +
-                      (a.rpb * ms_scale_bytes(TF_MX, a.s_inter) + 15) / 16 * 16 + MS_DOWN * a.d_cols * ms_h_pitch(a.inter) +
+                      (a.rpb * ms_scale_bytes(TF_MX, a.s_inter) + 15) / 16 * 16 +
+                      MS_DOWN * a.d_cols * ms_h_pitch(a.inter) +
                       items * (sizeof(ms_mat) + 8) + 128 * sizeof(ms_pick) + (items + MS_DOWN * a.m_rows) * a.rpb * 4);
 }
 
@@ -614,8 +618,7 @@ int qx_moe_stream(struct qx_queue *q, const struct qx_op_moe *o)
         return 1;
     }
     a.items_s = a.s_inter / ms_item_rows(TF_MX);
-    a.tiles_r.d = a.inter / 8;
-    a.tiles_r.r = a.tiles_r.d > 1 ? 0xffffffffu / a.tiles_r.d + 1 : 0;
+    a.tiles_r.set(a.inter / 8);
     const uint32_t slot_s = 2 * ms_item_rows(TF_MX) * (ms_row_bytes(TF_MX, a.hidden) + ms_scale_bytes(TF_MX, a.hidden));
     a.slot = 16 * (a.hidden / 2 + a.hidden / 16);
     a.slot = (a.slot > slot_s ? a.slot : slot_s) / 128 * 128 + 128;

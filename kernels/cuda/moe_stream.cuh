@@ -106,8 +106,8 @@ __device__ __forceinline__ void ms_run_up(float (&acc)[2][4], const uint8_t *c0,
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             uint32_t p[8], r[8];
-            dec_e4m3x16<true>(ms_lds(c0 + h * 64 + t * 16), e8m0_pair(s0[2 * h + t / 2]), p);
-            dec_e4m3x16<true>(ms_lds(c1 + h * 64 + t * 16), e8m0_pair(s1[2 * h + t / 2]), r);
+            dec_e4m3x16(ms_lds(c0 + h * 64 + t * 16), e8m0_pair(s0[2 * h + t / 2]), p);
+            dec_e4m3x16(ms_lds(c1 + h * 64 + t * 16), e8m0_pair(s1[2 * h + t / 2]), r);
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const int i = 8 * h + 4 * j;
@@ -157,7 +157,7 @@ __device__ __forceinline__ void ms_run_down(float (&acc)[2][4], bool third, cons
             uint32_t p[3][8];
 #pragma unroll
             for (int i = 0; i < 3; ++i) {
-                dec_e4m3x16<true>(ms_lds(c + c_at[i] + h * 64 + t * 16), e8m0_pair((s + s_at[i])[2 * h + t / 2]), p[i]);
+                dec_e4m3x16(ms_lds(c + c_at[i] + h * 64 + t * 16), e8m0_pair((s + s_at[i])[2 * h + t / 2]), p[i]);
             }
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
@@ -170,7 +170,8 @@ __device__ __forceinline__ void ms_run_down(float (&acc)[2][4], bool third, cons
 }
 
 /* Sums of a lane to where they are added up: rows of the step 2 t and 2 t + 1, d[z] NULL: not wanted. */
-__device__ __forceinline__ void ms_store_down(float *const (&d)[2], const float (&acc)[2][4], float f, uint32_t g, uint32_t nr)
+__device__ __forceinline__ void ms_store_down(float *const (&d)[2], const float (&acc)[2][4], float f, uint32_t g,
+                                              uint32_t nr)
 {
 #pragma unroll
     for (int z = 0; z < 2; ++z) {
@@ -190,7 +191,8 @@ __device__ __forceinline__ void ms_store_down(float *const (&d)[2], const float 
 #define MS_MAX_EXPERTS 1024u
 
 /* Each once, in the order of their first row; one warp. tab: a word an expert. */
-__device__ __forceinline__ uint32_t ms_picks(const ms_args &a, uint32_t *tab, ms_pick *pick, int32_t *uniq, uint32_t lane)
+__device__ __forceinline__ uint32_t ms_picks(const ms_args &a, uint32_t *tab, ms_pick *pick, int32_t *uniq,
+                                             uint32_t lane)
 {
     const uint32_t items = a.m_rows * a.k;
     if (a.m_rows == 1) {

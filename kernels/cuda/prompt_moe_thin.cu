@@ -4,8 +4,8 @@
  * Blocks take the next round as they go.
  *
  * Four warpgroups multiply, each a tile: codes are decoded into registers, the A operand, while the products of those
- * before are under way; the tokens are the N side. Of four warps more, two fill a ring of tiles' codes and scales, 256 of
- * K a slot, without a stop from round to round (bulk copies of row pieces were far slower: a warp issues them one by
+ * before are under way; the tokens are the N side. Of four warps more, two fill a ring of tiles' codes and scales, 256
+ * of K a slot, without a stop from round to round (bulk copies of row pieces are far slower: a warp issues them one by
  * one); the others gather the tokens. The first of them also takes the rounds and tells the others.
  *
  * A lane (g, q) takes 16 bytes of row g, codes 32 q .. 32 q + 31 of each 128; odd rows' halves of 64 bytes have

@@ -165,7 +165,6 @@ __device__ __forceinline__ void select_blocks(const float *score, uint32_t n, ui
 
 #define ATT_D 256   /* head dimension */
 #define ATT_P 32    /* positions a chunk */
-#define ATT_MAX_G 16
 
 struct att_args {
     struct qx_step step;

@@ -42,8 +42,8 @@ __device__ __forceinline__ uint32_t sum_before(uint32_t v, uint32_t *sums)
 }
 
 /* The k largest of n <= 33792 scores, ties to the lower number, ascending. All threads of one block. Scores are
- * >= 0 or NaN. keys: shared memory for (n + 1023) / 1024 * 1024 of them. Loops are not unrolled far: this code comes from
- * device memory, as the weights of a token push it out of L2, and its size is what it costs. */
+ * >= 0 or NaN. keys: shared memory for (n + 1023) / 1024 * 1024 of them. Loops are not unrolled far: this code comes
+ * from device memory, as the weights of a token push it out of L2, and its size is what it costs. */
 __device__ __forceinline__ void cut_blocks(cut_smem &s, uint32_t *keys, const float *score, uint32_t n, uint32_t k,
                                            int32_t *out)
 {
@@ -260,8 +260,8 @@ static uint32_t select_few_bytes(const struct qx_op_qsa_select *o)
 
 bool select_few_fits(const struct qx_queue *q, const struct qx_op_qsa_select *o)
 {
-    return o->step->n_rows <= 64 && o->i_heads == 4 && o->i_dim == 128 && o->kv.bf16 && o->max_blocks <= FS_T * FS_MAX &&
-           select_few_bytes(o) + 16 * 1024 <= (uint32_t)q->smem_max &&
+    return o->step->n_rows <= 64 && o->i_heads == 4 && o->i_dim == 128 && o->kv.bf16 &&
+           o->max_blocks <= FS_T * FS_MAX && select_few_bytes(o) + 16 * 1024 <= (uint32_t)q->smem_max &&
            (((uintptr_t)o->iq | (uintptr_t)o->kv.pooled) & 15) == 0;
 }
 

@@ -173,7 +173,6 @@ __device__ __forceinline__ void place_e4m3(uint32_t w, uint32_t &p0, uint32_t &p
     p1 = (b & 0x80008000u) | ((b >> 4) & 0x07f007f0u);
 }
 /* Sixteen codes x s (a bf16 pair of a power of two or NaN): p[2 i], p[2 i + 1] of word i. */
-template <bool SCALED>
 __device__ __forceinline__ void dec_e4m3x16(const uint4 &v, uint32_t s, uint32_t (&p)[8])
 {
     const uint32_t w[4] = {v.x, v.y, v.z, v.w};
@@ -184,16 +183,13 @@ __device__ __forceinline__ void dec_e4m3x16(const uint4 &v, uint32_t s, uint32_t
         place_e4m3(w[i], p[2 * i], p[2 * i + 1]);
 #pragma unroll
         for (int j = 2 * i; j < 2 * i + 2; ++j) {
-            p[j] = mul_bf16x2(p[j], 0x7b807b80u);
-            if (SCALED) {
-                p[j] = mul_bf16x2(p[j], s);
-            }
+            p[j] = mul_bf16x2(mul_bf16x2(p[j], 0x7b807b80u), s);
         }
     }
     if (nan & 0x80808080u) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            dec_fp8(w[i], SCALED ? bf16_lo(s) : 1.0f, p[2 * i], p[2 * i + 1]);
+            dec_fp8(w[i], bf16_lo(s), p[2 * i], p[2 * i + 1]);
         }
     }
 }
