@@ -9,8 +9,8 @@ and experts, and fills what tokens depend on with random values: the whole table
 and the last mixer; the layers stay zero. Generates from one prompt with each placement and demands equal tokens that
 are not all alike, device memory within 2 % of the plan or 256 MiB, and no wait and no allocation in decoding with the
 table on the device or the host. The table of nvfp4-ple takes 29 GB of DIRECTORY (and, placed on the host, of memory),
-that of mixed 51 GB. Memory is counted for the whole device: nothing else may run on it (--only-make needs no device,
-and what it made is taken by the next run).
+that of mixed 51 GB. Memory is counted for the whole device: nothing else may run on it (--only-make needs no device).
+A file DIRECTORY.filled says that DIRECTORY is whole and may be taken, whatever --layout, --layers and --experts say then.
 """
 import argparse
 import collections
