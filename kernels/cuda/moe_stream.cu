@@ -172,6 +172,7 @@ __global__ void __maxnreg__(96) moe_stream_up(const __grid_constant__ ms_args a)
         }
         if (b == 0) {
             ms_set(a.flag, 0); /* before any block of moe_stream_down starts */
+            __threadfence();   /* a launch lets nobody see what was stored before it */
         }
         pdl_next();
     }
