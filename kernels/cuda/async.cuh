@@ -1,12 +1,14 @@
-/* async.cuh: shared memory by its 32-bit addresses, for kernels in which some warps copy and others multiply:
- * barriers, copies that arrive on them, loads. */
+/* async.cuh: what goes on beside a kernel's threads: barriers in shared memory, copies from global memory, and shared
+ * memory by its 32-bit addresses. */
 #ifndef QX_CUDA_ASYNC_CUH
 #define QX_CUDA_ASYNC_CUH
 
 #include "common.cuh"
 
-/* ---- barriers and copies -------------------------------------------------------------------- */
+/* ---- barriers ------------------------------------------------------------------------------- */
 
+/* By the address in shared memory, which takes half the registers of a pointer, or by pointer. On devices before
+ * sm_90 nothing happens: the host does not choose kernels with barriers there. */
 __device__ __forceinline__ uint32_t smem_addr(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
@@ -15,10 +17,30 @@ __device__ __forceinline__ void bar_init(uint32_t bar, uint32_t count)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
 }
+/* By those who made barriers, before others of the cluster arrive on them. */
+__device__ __forceinline__ void bar_init_done()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+/* What generic accesses did to shared memory comes before what the matrix units and bulk copies do. */
+__device__ __forceinline__ void fence_async()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ void bar_arrive(uint32_t bar)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+#endif
+}
+__device__ __forceinline__ void bar_expect(uint32_t bar, uint32_t n)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n) : "memory");
 #endif
 }
 __device__ __forceinline__ void bar_wait(uint32_t bar, uint32_t parity)
@@ -30,10 +52,21 @@ __device__ __forceinline__ void bar_wait(uint32_t bar, uint32_t parity)
                  : "memory");
 #endif
 }
+__device__ __forceinline__ void bar_init(uint64_t *bar, uint32_t count) { bar_init(smem_addr(bar), count); }
+__device__ __forceinline__ void bar_arrive(uint64_t *bar) { bar_arrive(smem_addr(bar)); }
+__device__ __forceinline__ void bar_expect(uint64_t *bar, uint32_t n) { bar_expect(smem_addr(bar), n); }
+__device__ __forceinline__ void bar_wait(uint64_t *bar, uint32_t parity) { bar_wait(smem_addr(bar), parity); }
+
+/* ---- copies from global memory -------------------------------------------------------------- */
+
 /* n 0: zeros instead of what lies at src. */
 __device__ __forceinline__ void copy16(uint32_t dst, const void *src, uint32_t n)
 {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(n) : "memory");
+}
+__device__ __forceinline__ void copy16(void *dst, const void *src)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem_addr(dst)), "l"(src) : "memory");
 }
 __device__ __forceinline__ void copy8(uint32_t dst, const void *src)
 {
@@ -43,34 +76,26 @@ __device__ __forceinline__ void copy4(uint32_t dst, const void *src, uint32_t n)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(n) : "memory");
 }
+__device__ __forceinline__ void copy_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int N> __device__ __forceinline__ void copy_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 /* An arrival once this thread's copies so far have landed. */
 __device__ __forceinline__ void copy_arrive(uint32_t bar)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 }
 
-/* n bytes, a multiple of 16; their arrival counts against what bar_expect announced. */
-__device__ __forceinline__ void copy_bulk(uint32_t dst, const void *src, uint32_t n, uint32_t bar)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
-                 "l"(src), "r"(n), "r"(bar)
-                 : "memory");
-#endif
-}
-__device__ __forceinline__ void bar_expect(uint32_t bar, uint32_t n)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n) : "memory");
-#endif
-}
-
-/* Read once: first to leave L2. */
-__device__ __forceinline__ uint64_t read_once()
+/* For bytes that are read once: first to leave L2. */
+__device__ __forceinline__ uint64_t l2_read_once()
 {
     uint64_t p = 0;
 #if __CUDA_ARCH__ >= 900
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
 #endif
     return p;
 }
@@ -81,6 +106,32 @@ __device__ __forceinline__ void copy16_once(uint32_t dst, const void *src, uint6
                  "l"(policy)
                  : "memory");
 #endif
+}
+/* n bytes; n and both addresses are multiples of 16; their arrival counts against what bar_expect announced. */
+__device__ __forceinline__ void bulk_load(uint32_t dst, const void *src, uint32_t n, uint32_t bar)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
+                 "l"(src), "r"(n), "r"(bar)
+                 : "memory");
+#endif
+}
+__device__ __forceinline__ void bulk_load(uint32_t dst, const void *src, uint32_t n, uint32_t bar, uint64_t policy)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(dst),
+                 "l"(src), "r"(n), "r"(bar), "l"(policy)
+                 : "memory");
+#endif
+}
+__device__ __forceinline__ void bulk_load(void *dst, const void *src, uint32_t n, uint64_t *bar)
+{
+    bulk_load(smem_addr(dst), src, n, smem_addr(bar));
+}
+__device__ __forceinline__ void bulk_load(void *dst, const void *src, uint32_t n, uint64_t *bar, uint64_t policy)
+{
+    bulk_load(smem_addr(dst), src, n, smem_addr(bar), policy);
 }
 
 /* ---- blocks of a cluster -------------------------------------------------------------------- */

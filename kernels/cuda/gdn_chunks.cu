@@ -116,8 +116,8 @@ __device__ void intra_chunk(const prompt_args &a, intra_smem &s, uint32_t c, uin
     { /* warp (m, which): rows 16 m .. of k k^T or q k^T, columns up to the diagonal */
         const uint32_t m = warp & 3, which = warp / 4, mi = lane / 8;
         float acc[8][4] = {};
-        const uint32_t A = smem_u32(&s.qk[which ? 0 : 1][m * 16 + (mi & 1) * 8 + (lane & 7)][(mi >> 1) * 8]);
-        const uint32_t B = smem_u32(&s.qk[1][(mi >> 1) * 8 + (lane & 7)][(mi & 1) * 8]);
+        const uint32_t A = smem_addr(&s.qk[which ? 0 : 1][m * 16 + (mi & 1) * 8 + (lane & 7)][(mi >> 1) * 8]);
+        const uint32_t B = smem_addr(&s.qk[1][(mi >> 1) * 8 + (lane & 7)][(mi & 1) * 8]);
 #pragma unroll
         for (int kk = 0; kk < 8; ++kk) {
             uint32_t hi[4], lo[4];
@@ -314,7 +314,7 @@ __device__ void scan_run(const prompt_args &a, scan_smem &s, uint32_t n_runs, ui
             const uint32_t st = it & 1, cur_row = row, cur_n = n;
             const int32_t to = __ldcg(&a.plan->chunk[c].out);
             scan_stage &gs = s.stage[st];
-            const uint32_t kb = smem_u32(&gs.k[rowsel][colsel]), qb = smem_u32(&gs.q[rowsel][colsel]);
+            const uint32_t kb = smem_addr(&gs.k[rowsel][colsel]), qb = smem_addr(&gs.q[rowsel][colsel]);
             float X[8][4] = {}, O[8][4] = {};
             bar_wait(&s.full[st], it >> 1 & 1);
             /* X = (k S)^T, O = (q S)^T */
@@ -354,7 +354,7 @@ __device__ void scan_run(const prompt_args &a, scan_smem &s, uint32_t n_runs, ui
             }
             /* V' = T X */
             float Y[8][4] = {};
-            const uint32_t tb = smem_u32(&gs.tile.t[0][rowsel][colsel]), pb = smem_u32(&gs.tile.p[0][rowsel][colsel]);
+            const uint32_t tb = smem_addr(&gs.tile.t[0][rowsel][colsel]), pb = smem_addr(&gs.tile.p[0][rowsel][colsel]);
 #pragma unroll
             for (int kk = 0; kk < 4; ++kk) {
 #pragma unroll
@@ -397,7 +397,7 @@ __device__ void scan_run(const prompt_args &a, scan_smem &s, uint32_t n_runs, ui
                     S[j][e] *= total;
                 }
             }
-            const uint32_t ktb = smem_u32(&gs.k[trow][tcol]);
+            const uint32_t ktb = smem_addr(&gs.k[trow][tcol]);
 #pragma unroll
             for (int kk = 0; kk < 4; ++kk) {
                 uint32_t hi[4], lo[4];

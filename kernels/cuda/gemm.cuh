@@ -242,7 +242,7 @@ __device__ __forceinline__ void gm_produce(const typename P::args &a, gm_pipe p)
                         }
                     }
                 } else if (t == 0) {
-                    copy_bulk(sh, bp, gm_pad8(tl.n) * 128, full);
+                    bulk_load(sh, bp, gm_pad8(tl.n) * 128, full);
                 }
                 bp += block;
                 ka = ka + 1 == tl.akb ? 0 : ka + 1;

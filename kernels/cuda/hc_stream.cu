@@ -119,6 +119,7 @@ __global__ void __maxnreg__(B == 4 ? 96 : B == 2 ? 80 : 64) hc_stream(const __gr
         bar_init(bars, 1);
         bar_init(bars + 1, 1);
         bar_init_done();
+        fence_async();
         bar_expect(bars, n * HC_HIDDEN * 2);
         bar_expect(bars + 1, HC_C * HC_ND * HC_RANK * 2);
     }

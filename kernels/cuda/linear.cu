@@ -212,6 +212,7 @@ __global__ void __maxnreg__(NM == 0 ? (F == TF_BF16 ? 72 : 96) : NM == 1 ? 128 :
         share[threadIdx.x] = make_uint2(lin_bound(a, threadIdx.x, p), lin_bound(a, threadIdx.x, p + a.share));
     }
     bar_init_done();
+    fence_async();
     __syncthreads();
     if (warp > LIN_WARPS) {
         return; /* there for their registers (launch_alone) */

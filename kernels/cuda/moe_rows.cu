@@ -248,7 +248,7 @@ template <int R, bool FAST> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
         __syncthreads();
         mr_up_phase<R, FAST, false>(a, x, ring, job, &s_cols, units * a.parts_s.d, warp, lane);
         x.units_done = units;
-        cp_wait<0>();
+        copy_wait<0>();
     }
     mr_shared_gate(a, red);
     /* zeros after the end of the columns, which the last steps of down read */

@@ -4,6 +4,7 @@
 #ifndef QX_CUDA_MOE_ROWS_CUH
 #define QX_CUDA_MOE_ROWS_CUH
 
+#include "async.cuh"
 #include "moe.cuh"
 
 #define MR_WARPS 16u
@@ -82,24 +83,11 @@ template <bool SHARED> __device__ __forceinline__ uint4 mr_b(const uint8_t *p)
     return SHARED ? *(const uint4 *)p : __ldcg((const uint4 *)p);
 }
 
-/* ---- asynchronous copies ---- */
-
-__device__ __forceinline__ void cp16(uint32_t dst, const void *src, bool on)
+/* Zeros instead of what lies at src, unless `on`. */
+__device__ __forceinline__ void mr_copy16(uint32_t dst, const void *src, bool on)
 {
     const uint32_t n = on ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(n) : "memory");
-}
-__device__ __forceinline__ void cp8(uint32_t dst, const void *src)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(dst), "l"(src) : "memory");
-}
-__device__ __forceinline__ void cp_commit()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int N> __device__ __forceinline__ void cp_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+    copy16(dst, src, n);
 }
 
 /* ---- one step: 16 rows x 64 bytes of codes with NB blocks of 8 columns ---- */
@@ -219,8 +207,8 @@ template <int R, bool FAST, class Job> struct mr_ring {
         }
         if (f.n) {
             const uint32_t d = (uint32_t)__cvta_generic_to_shared(base) + wr * MR_STEP;
-            cp16(d + lane * 16, f.c[0], FAST || f.left[0] > 0);
-            cp16(d + 512 + lane * 16, f.c[1], FAST || f.left[1] > 0);
+            mr_copy16(d + lane * 16, f.c[0], FAST || f.left[0] > 0);
+            mr_copy16(d + 512 + lane * 16, f.c[1], FAST || f.left[1] > 0);
             f.c[0] += 64;
             f.c[1] += 64;
             if (!FAST) {
@@ -228,12 +216,12 @@ template <int R, bool FAST, class Job> struct mr_ring {
                 f.left[1] -= 64;
             }
             if (f.s) {
-                cp8(d + 1024 + lane * 8, f.s);
+                copy8(d + 1024 + lane * 8, f.s);
                 f.s += 8;
             }
             --f.n;
         }
-        cp_commit();
+        copy_commit();
         wr = wr + 1 == R ? 0 : wr + 1;
     }
     __device__ __forceinline__ void begin(const Job &job, uint8_t *b, uint32_t first, uint32_t tasks, uint32_t lane)
@@ -257,7 +245,7 @@ __device__ __forceinline__ void mr_run(float (&acc)[NB][4], mr_ring<R, FAST, Job
 {
 #pragma unroll 1
     for (uint32_t s = 0; s < n; ++s) {
-        cp_wait<R - 1>();
+        copy_wait<R - 1>();
         __syncwarp();
         const uint8_t *p = ring.base + ring.rd * MR_STEP;
         ring.rd = ring.rd + 1 == R ? 0 : ring.rd + 1;

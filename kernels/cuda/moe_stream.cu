@@ -177,6 +177,7 @@ __global__ void __maxnreg__(96) moe_stream_up(const __grid_constant__ ms_args a)
         pdl_next();
     }
     bar_init_done();
+    fence_async();
     __syncthreads();
     const uint32_t n_s = b < a.items_s ? (a.items_s - b - 1) / grid + 1 : 0;
     const uint32_t j0 = (b + grid - a.items_s % grid) % grid; /* the shared expert's items came before */
@@ -406,6 +407,7 @@ __global__ void __maxnreg__(104) moe_stream_down(const __grid_constant__ ms_args
         bar_init(&s_full, 1);
         bar_init(&known, 1);
         bar_init_done();
+        fence_async();
         bar_expect(&s_full, nr * (rb_s + sb_s));
         bulk_load(sh, a.s_down.codes + (uint64_t)d0 * rb_s, nr * rb_s, &s_full, policy);
         if (sb_s) {

@@ -184,7 +184,7 @@ __device__ __forceinline__ void th_codes(const pmoe_thin_args &a, const th_round
 /* Warp 0 also takes the rounds. */
 template <class S> __device__ void th_copy_codes(const pmoe_thin_args &a, th_told &told, th_ring at, th_ring r, uint32_t warp)
 {
-    const uint64_t policy = read_once();
+    const uint64_t policy = l2_read_once();
     const uint32_t n_list = __ldcg(a.n_list);
     uint32_t x = blockIdx.x;
     for (;;) {

@@ -316,7 +316,7 @@ __device__ __forceinline__ void cluster_wait()
 }
 __device__ __forceinline__ uint32_t peer(const void *p, uint32_t rank)
 {
-    uint32_t at = smem_u32(p);
+    uint32_t at = smem_addr(p);
 #if __CUDA_ARCH__ >= 900
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(at), "r"(rank));
 #endif
@@ -363,8 +363,8 @@ __device__ void few_warp_part(const att_args &a, few_smem &s, uint32_t r, uint32
         }
     }
     bar_wait(&s.full[warp], 0);
-    const uint32_t kb = smem_u32(&w.in.k[(mi >> 1) * 8 + (lane & 7)][(mi & 1) * 8]);
-    const uint32_t vb = smem_u32(&w.in.v[(mi & 1) * 8 + (lane & 7)][(mi >> 1) * 8]);
+    const uint32_t kb = smem_addr(&w.in.k[(mi >> 1) * 8 + (lane & 7)][(mi & 1) * 8]);
+    const uint32_t vb = smem_addr(&w.in.v[(mi & 1) * 8 + (lane & 7)][(mi >> 1) * 8]);
     float S[4][2][4] = {};
 #pragma unroll
     for (int kk = 0; kk < 16; ++kk) {

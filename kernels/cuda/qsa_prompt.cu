@@ -100,8 +100,8 @@ __global__ void __launch_bounds__(256, 1) qsa_score_rows(const __grid_constant__
                 }
                 __syncthreads();
                 float acc[SC_HEADS][4][4] = {};
-                const uint32_t A = smem_u32(&s.a[0][rg * 16 + (mi & 1) * 8 + (lane & 7)][(mi >> 1) * 8]);
-                const uint32_t B = smem_u32(&s.b[buf][ng * 32 + (mi >> 1) * 8 + (lane & 7)][(mi & 1) * 8]);
+                const uint32_t A = smem_addr(&s.a[0][rg * 16 + (mi & 1) * 8 + (lane & 7)][(mi >> 1) * 8]);
+                const uint32_t B = smem_addr(&s.b[buf][ng * 32 + (mi >> 1) * 8 + (lane & 7)][(mi & 1) * 8]);
 #pragma unroll 2
                 for (int kk = 0; kk < SC_D / 16; ++kk) {
                     uint32_t b0[4], b1[4];

@@ -3,6 +3,7 @@
 #ifndef QX_CUDA_STREAM_CUH
 #define QX_CUDA_STREAM_CUH
 
+#include "async.cuh"
 #include "tile.cuh"
 
 /* ---- launching -------------------------------------------------------------------------------- */
@@ -48,72 +49,6 @@ static int launch_alone(struct qx_queue *q, const char *name, void (*kernel)(P..
                         uint32_t smem, A... args)
 {
     return launch_alone_by(q, name, true, kernel, grid, threads, smem, args...);
-}
-
-/* ---- barriers and copies -------------------------------------------------------------------- */
-
-__device__ __forceinline__ uint32_t smem_addr(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-/* Barriers and destinations by their address in shared memory, which takes half the registers of a pointer. */
-#if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void bar_init(uint64_t *b, uint32_t count)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_addr(b)), "r"(count) : "memory");
-}
-__device__ __forceinline__ void bar_init_done()
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-__device__ __forceinline__ void bar_expect(uint32_t b, uint32_t bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(b), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void bar_arrive(uint32_t b)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory");
-}
-__device__ __forceinline__ void bar_wait(uint32_t b, uint32_t parity)
-{
-    asm volatile("{\n .reg .pred p;\n"
-                 "again:\n mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-                 " @p bra done;\n bra again;\n done:\n}" ::"r"(b),
-                 "r"(parity)
-                 : "memory");
-}
-/* Bytes that are read once: first to leave L2. */
-__device__ __forceinline__ uint64_t l2_read_once()
-{
-    uint64_t p;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
-    return p;
-}
-/* n: a multiple of 16, as are both addresses. */
-__device__ __forceinline__ void bulk_load(uint32_t dst, const void *src, uint32_t n, uint32_t bar, uint64_t policy)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1], %2, [%3], %4;" ::"r"(dst),
-                 "l"(src), "r"(n), "r"(bar), "l"(policy)
-                 : "memory");
-}
-#else /* the host does not choose these kernels there */
-__device__ __forceinline__ void bar_init(uint64_t *, uint32_t) {}
-__device__ __forceinline__ void bar_init_done() {}
-__device__ __forceinline__ void bar_expect(uint32_t, uint32_t) {}
-__device__ __forceinline__ void bar_arrive(uint32_t) {}
-__device__ __forceinline__ void bar_wait(uint32_t, uint32_t) {}
-__device__ __forceinline__ uint64_t l2_read_once() { return 0; }
-__device__ __forceinline__ void bulk_load(uint32_t, const void *, uint32_t, uint32_t, uint64_t) {}
-#endif
-__device__ __forceinline__ void bar_expect(uint64_t *b, uint32_t bytes) { bar_expect(smem_addr(b), bytes); }
-__device__ __forceinline__ void bar_arrive(uint64_t *b) { bar_arrive(smem_addr(b)); }
-__device__ __forceinline__ void bar_wait(uint64_t *b, uint32_t parity) { bar_wait(smem_addr(b), parity); }
-__device__ __forceinline__ void bulk_load(void *dst, const void *src, uint32_t n, uint64_t *bar, uint64_t policy)
-{
-    bulk_load(smem_addr(dst), src, n, smem_addr(bar), policy);
 }
 
 /* ---- a matrix as it streams ------------------------------------------------------------------ */

@@ -4,7 +4,7 @@
 #ifndef QX_CUDA_WGMMA_CUH
 #define QX_CUDA_WGMMA_CUH
 
-#include "common.cuh"
+#include "async.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define WG_ASM(...) asm volatile(__VA_ARGS__)
@@ -34,13 +34,6 @@ __device__ __forceinline__ void wg_commit()
 template <int N> __device__ __forceinline__ void wg_wait()
 {
     WG_ASM("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
-}
-/* What generic writes left in shared memory becomes visible to the matrix units. */
-__device__ __forceinline__ void fence_async()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
 }
 
 #define WG_S4 "%0,%1,%2,%3"
