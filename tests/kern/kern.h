@@ -83,6 +83,12 @@ struct kern_run { int len, pos0, seq, state_in, out; };
 struct qx_step *kern_step(struct kern_ctx *c, const struct kern_run *runs, unsigned n, uint32_t vocab,
                           uint32_t *n_slots);
 
+/* ---- bounds ---- */
+/* Error of a product whose inputs are computed values rounded to bf16: where kernel and reference, each
+ * within 1e-6, lie on two sides of a rounding boundary (a share of 2e-6 / 2^-8 of the values), they differ by
+ * 2^-8: 2^-8 sqrt(5e-4) = 9e-5 of the whole; twice that. */
+#define BOUND_ROUNDED 1.8e-4
+
 /* ---- running ---- */
 #define KERN_RUN(c, op, ...)                                                          \
     do {                                                                              \
