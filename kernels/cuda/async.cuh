@@ -134,8 +134,42 @@ __device__ __forceinline__ void bulk_load(void *dst, const void *src, uint32_t n
     bulk_load(smem_addr(dst), src, n, smem_addr(bar), policy);
 }
 
+/* A line to the L2. */
+__device__ __forceinline__ void prefetch_l2(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
 /* ---- blocks of a cluster -------------------------------------------------------------------- */
 
+/* The two halves of a cluster's barrier, by whole warps; relaxed: nothing is published by it. */
+__device__ __forceinline__ void cluster_arrive()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_arrive_relaxed()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+/* Where p lies in block `rank`. */
+__device__ __forceinline__ uint32_t cluster_addr(const void *p, uint32_t rank)
+{
+    uint32_t at = smem_addr(p);
+#if __CUDA_ARCH__ >= 900
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(at), "r"(rank));
+#endif
+    return at;
+}
 __device__ __forceinline__ void cluster_sync()
 {
 #if __CUDA_ARCH__ >= 900
@@ -155,7 +189,7 @@ __device__ __forceinline__ uint2 lds64_at(uint32_t p, uint32_t rank)
     return v;
 }
 
-/* ---- loads ---------------------------------------------------------------------------------- */
+/* ---- shared memory -------------------------------------------------------------------------- */
 
 __device__ __forceinline__ uint4 lds128(uint32_t p)
 {
@@ -180,6 +214,26 @@ __device__ __forceinline__ uint32_t lds16(uint32_t p)
     uint16_t v;
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(p));
     return v;
+}
+__device__ __forceinline__ uint32_t lds8(uint32_t p)
+{
+    uint32_t v;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(p));
+    return v;
+}
+__device__ __forceinline__ float lds_f32(uint32_t p)
+{
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(p));
+    return v;
+}
+__device__ __forceinline__ void sts128(uint32_t p, const uint4 &v)
+{
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+__device__ __forceinline__ void sts_f32(uint32_t p, float v)
+{
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(p), "f"(v) : "memory");
 }
 
 #endif

@@ -29,34 +29,14 @@ __device__ __forceinline__ uint32_t gdn_key(uint32_t k)
     return k * GDN_V + k / 8 * 8;
 }
 
-__device__ __forceinline__ void cluster_arrive()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void cluster_wait()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-
 /* *p = v in the shared memory of block `rank` of the cluster, counted by its barrier `bar`. */
 __device__ __forceinline__ void cluster_store(float *p, uint64_t *bar, uint32_t rank, float v)
 {
 #if __CUDA_ARCH__ >= 900
-    uint32_t at, b;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(smem_addr(p)), "r"(rank));
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(b) : "r"(smem_addr(bar)), "r"(rank));
+    const uint32_t at = cluster_addr(p, rank), b = cluster_addr(bar, rank);
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(at), "f"(v), "r"(b)
                  : "memory");
 #endif
-}
-
-__device__ __forceinline__ void prefetch_l2(const void *p)
-{
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
 /* Convolution of N channels ch, ch + 32, .. of the row `i` rows after the run's first; `own` is the block's number
@@ -248,7 +228,7 @@ __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t
         }
         __syncthreads();
         if (t0 == 0) {
-            cluster_arrive(); /* the history has been read */
+            cluster_arrive_relaxed(); /* the history has been read */
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const float4 x = slot < 0 ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : *(const float4 *)(s.state + mine + i * GDN_V);
@@ -367,7 +347,7 @@ __global__ void __launch_bounds__(256, 2) gdn_core(const __grid_constant__ gdn_a
         bar_init(&s.got[1], 1);
         bar_init_done();
     }
-    cluster_arrive();
+    cluster_arrive_relaxed();
     cluster_wait(); /* all blocks have begun: their shared memory may be written */
     uint32_t round = 0;
     for (uint32_t r0 = blockIdx.y; r0 < a.step.n_rows; r0 += gridDim.y * 32) {

@@ -113,10 +113,10 @@ __device__ __forceinline__ void lin_matrix(const lin_stream &a, uint32_t j, uint
         for (uint32_t i = threadIdx.x; i < b.xs.n_tok * rows; i += LIN_WARPS * 32) {
             const uint32_t t = i / rows, r = i - t * rows, p = red + r / 4 * (LIN_WARPS * part) + (t * 4 + r % 4) * 4;
             float *y = a.y + (b.m0 + t) * a.y_stride + a.off[j] + first + r;
-            float v = lin_lds32(p);
+            float v = lds_f32(p);
 #pragma unroll
             for (uint32_t i = 1; i < LIN_WARPS; ++i) {
-                v += lin_lds32(p + i * part);
+                v += lds_f32(p + i * part);
             }
             v *= w.factor;
             *y = a.acc ? __ldcg(y) + v : v;

@@ -65,39 +65,6 @@ __device__ __forceinline__ void lin_keep(uint32_t &v)
 {
     v = __shfl_sync(0xffffffffu, v, threadIdx.x & 31);
 }
-__device__ __forceinline__ uint4 lin_lds(uint32_t p)
-{
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(p));
-    return v;
-}
-__device__ __forceinline__ uint32_t lin_lds8(uint32_t p)
-{
-    uint32_t v;
-    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(p));
-    return v;
-}
-__device__ __forceinline__ uint32_t lin_lds16(uint32_t p)
-{
-    uint32_t v;
-    asm volatile("{.reg .u16 h;\n ld.shared.u16 h, [%1];\n cvt.u32.u16 %0, h;}" : "=r"(v) : "r"(p));
-    return v;
-}
-__device__ __forceinline__ void lin_sts(uint32_t p, const uint4 &v)
-{
-    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-
-__device__ __forceinline__ void lin_sts32(uint32_t p, float v)
-{
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(p), "f"(v) : "memory");
-}
-__device__ __forceinline__ float lin_lds32(uint32_t p)
-{
-    float v;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(p));
-    return v;
-}
 
 /* Eight values from e on, zeros after k. */
 template <bool EVEN>
@@ -144,8 +111,8 @@ __device__ __forceinline__ void lin_stage_by(const lin_x &xs, const float *x, ui
             if (i < n) {
                 const uint4 a = lin_x_pack<F>(v[j][0][0], v[j][0][1]), b = lin_x_pack<F>(v[j][1][0], v[j][1][1]);
                 const uint32_t d = xs.xs + (r * xs.pitch16 + (h * JH + m % JH) * 8 + m / JH) * 16;
-                lin_sts(d, make_uint4(a.x, b.x, a.y, b.y));
-                lin_sts(d + 64, make_uint4(a.z, b.z, a.w, b.w));
+                sts128(d, make_uint4(a.x, b.x, a.y, b.y));
+                sts128(d + 64, make_uint4(a.z, b.z, a.w, b.w));
             }
         }
     }
@@ -222,7 +189,7 @@ __device__ __forceinline__ void lin_decode_large(uint32_t (&p)[8], uint32_t scal
 /* A lane's scale codes of its chunk: half `p` of the unit whose scales begin at sc, chunk q. */
 template <int F> __device__ __forceinline__ uint32_t lin_scale(uint32_t sc, uint32_t p, uint32_t q)
 {
-    return F == TF_MX ? lin_lds8(sc + p * 2 + q / 2) : F == TF_NV ? lin_lds16(sc + p * 8 + q * 2) : 0;
+    return F == TF_MX ? lds8(sc + p * 2 + q / 2) : F == TF_NV ? lds16(sc + p * 8 + q * 2) : 0;
 }
 /* Scale bytes a unit. */
 template <int F> struct lin_unit_scale {
@@ -259,12 +226,12 @@ __device__ __forceinline__ void lin_load(lin_regs<F> &r, const stream_w &w, uint
 {
 #pragma unroll
     for (int t = 0; t < lin_tiles<F>::N; ++t) {
-        r.v[t] = lin_lds(c + t * 4 * w.pitch);
+        r.v[t] = lds128(c + t * 4 * w.pitch);
         r.scale[t] = lin_scale<F>(sc + t * 4 * w.pitch_scale, p, q);
     }
 #pragma unroll
     for (int i = 0; i < lin_fmt<F>::J; ++i) {
-        r.x[i] = lin_lds(x + i * 64);
+        r.x[i] = lds128(x + i * 64);
     }
 }
 template <int F>
@@ -370,7 +337,7 @@ __device__ __forceinline__ void lin_store(uint32_t red, uint32_t step, const lin
         const uint32_t nan = __ballot_sync(0xffffffffu, acc.bad[t] & 0x80808080u) >> (8 * (lane & 3)) & 0xff;
         const float s = (acc.c[t][0][0] + acc.c[t][1][0]) + (acc.c[t][0][3] + acc.c[t][1][3]);
         if (lane / 4 < n_tok) {
-            lin_sts32(red + t * step + lane * 4, nan ? __uint_as_float(0x7fc00000u) : s);
+            sts_f32(red + t * step + lane * 4, nan ? __uint_as_float(0x7fc00000u) : s);
         }
     }
 }
@@ -401,7 +368,7 @@ __device__ __forceinline__ void lin_half(lin_wide<NM> &acc, const int half, cons
         float part[2][4] = {};
 #pragma unroll
         for (int i = 0; i < J / 2; ++i) {
-            const uint4 a = lin_lds(x[m] + off + i * 128), b = lin_lds(x[m] + off + i * 128 + 64);
+            const uint4 a = lds128(x[m] + off + i * 128), b = lds128(x[m] + off + i * 128 + 64);
             mma_bf16(F == TF_BLOCK ? part[0] : acc.c[half][0][m], a.x, a.y, a.z, a.w, p[4 * i], p[4 * i + 1]);
             mma_bf16(F == TF_BLOCK ? part[1] : acc.c[half][1][m], b.x, b.y, b.z, b.w, p[4 * i + 2], p[4 * i + 3]);
         }
@@ -441,7 +408,7 @@ __device__ __forceinline__ void lin_slot(lin_wide<NM> &acc, const stream_w &w, u
 #pragma unroll
         for (uint32_t p = 0; p < 2; ++p) {
             const bool in = u * 128 + p * 64 + q * 16 < n;
-            const uint4 v = in ? lin_lds(c + u * 128 + p * 64) : make_uint4(0, 0, 0, 0);
+            const uint4 v = in ? lds128(c + u * 128 + p * 64) : make_uint4(0, 0, 0, 0);
             lin_half<F, NM>(acc, p, w, v, in ? lin_scale<F>(sc + u * SU, p, q) : 0, x, u * XB + p * (XB / 2), row,
                             u0 + u, lane);
         }
@@ -466,8 +433,8 @@ __device__ __forceinline__ void lin_store(uint32_t red, uint32_t step, const lin
             s.y = nan & 0xf0 ? __uint_as_float(0x7fc00000u) : s.y;
             if (m * 16 + h * 8 + g < n_tok) {
                 const uint32_t d = red + q / 2 * step + ((m * 16 + h * 8 + g) * 4 + (2 * q & 3)) * 4;
-                lin_sts32(d, s.x);
-                lin_sts32(d + 4, s.y);
+                sts_f32(d, s.x);
+                sts_f32(d + 4, s.y);
             }
         }
     }

@@ -230,15 +230,9 @@ template <int R, bool FAST> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
         const mr_up_job<FAST, false> job = {a, s_mat, blockIdx.x};
         mr_ring<R, FAST, mr_up_job<FAST, false>> ring;
         ring.begin(job, x.ring, warp, units * a.parts_s.d, lane);
-        {
-            /* the experts' descriptors, cold since the last step, to the L2 */
-            const uint32_t lines = (uint32_t)((a.n_experts * sizeof(struct qx_weight) + 127) / 128);
-            const uint32_t i = blockIdx.x * 4 + tid;
-            if (tid < 4 && i < lines) {
-                asm volatile("prefetch.global.L2 [%0];" ::"l"((const uint8_t *)a.gate + i * 128));
-                asm volatile("prefetch.global.L2 [%0];" ::"l"((const uint8_t *)a.up + i * 128));
-                asm volatile("prefetch.global.L2 [%0];" ::"l"((const uint8_t *)a.down + i * 128));
-            }
+        const uint32_t lines = moe_lines(a), line = blockIdx.x * 4 + tid;
+        if (tid < 4 && line < lines) {
+            moe_fetch_line(a, line);
         }
         if (!a.early) {
             pdl_wait();
@@ -660,12 +654,7 @@ int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o)
                       a.s_inter % 128 == 0 && a.inter == a.s_inter && a.hidden % 32 == 0 &&
                       a.up_s.per * a.up_s.parts * 64 == a.up_s.bytes && a.up_r.per * a.up_r.parts * 64 == a.up_r.bytes;
     for (uint32_t r = 0; r < o->n_rows; r += 8) {
-        a.m_rows = o->n_rows - r < 8 ? o->n_rows - r : 8;
-        a.m = o->m + (uint64_t)r * a.hidden;
-        a.expert = o->expert + (uint64_t)r * a.k;
-        a.weight = o->weight + (uint64_t)r * a.k;
-        a.y = o->y + (uint64_t)r * a.hidden;
-        a.early = r == 0 && q->routed.m == o->m && q->routed.at == q->n_launches;
+        moe_take_rows(a, q, o, r);
         const int e = fast ? run_rows<true>(q, a) : run_rows<false>(q, a);
         if (e) {
             return e;

@@ -206,7 +206,7 @@ template <int R, bool FAST, class Job> struct mr_ring {
             next += MR_WARPS;
         }
         if (f.n) {
-            const uint32_t d = (uint32_t)__cvta_generic_to_shared(base) + wr * MR_STEP;
+            const uint32_t d = smem_addr(base) + wr * MR_STEP;
             mr_copy16(d + lane * 16, f.c[0], FAST || f.left[0] > 0);
             mr_copy16(d + 512 + lane * 16, f.c[1], FAST || f.left[1] > 0);
             f.c[0] += 64;

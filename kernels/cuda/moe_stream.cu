@@ -248,12 +248,9 @@ __global__ void __maxnreg__(96) moe_stream_up(const __grid_constant__ ms_args a)
                    lane);
         }
     } else {
-        /* the experts' descriptors, cold since the last step, to the L2 */
-        const uint32_t lines = (uint32_t)((a.n_experts * sizeof(struct qx_weight) + 127) / 128);
+        const uint32_t lines = moe_lines(a);
         for (uint32_t i = b * 4 + lane; lane < 4 && i < lines; i += grid * 4) {
-            asm volatile("prefetch.global.L2 [%0];" ::"l"((const uint8_t *)a.gate + i * 128));
-            asm volatile("prefetch.global.L2 [%0];" ::"l"((const uint8_t *)a.up + i * 128));
-            asm volatile("prefetch.global.L2 [%0];" ::"l"((const uint8_t *)a.down + i * 128));
+            moe_fetch_line(a, i);
         }
         if (!a.early) {
             pdl_wait();
@@ -646,12 +643,7 @@ int qx_moe_stream(struct qx_queue *q, const struct qx_op_moe *o)
         return 1;
     }
     for (uint32_t r = 0; r < o->n_rows; r += 8) {
-        a.m_rows = o->n_rows - r < 8 ? o->n_rows - r : 8;
-        a.m = o->m + (uint64_t)r * a.hidden;
-        a.expert = o->expert + (uint64_t)r * a.k;
-        a.weight = o->weight + (uint64_t)r * a.k;
-        a.y = o->y + (uint64_t)r * a.hidden;
-        a.early = r == 0 && q->routed.m == o->m && q->routed.at == q->n_launches;
+        moe_take_rows(a, q, o, r);
         /* beside one another on a multiprocessor */
         a.n_slots = 4;
         while (a.n_slots > 2 && ms_up_smem(a, a.n_slots) > MS_SMEM_MAX) {

@@ -180,8 +180,7 @@ __global__ void __launch_bounds__(FS_T) qsa_select_few(const __grid_constant__ s
     int32_t page = first < nb ? __ldcg(a.kv.page_table + (uint64_t)seq * a.kv.max_pages + first / per_page) : 0;
     const uint16_t *pooled = (const uint16_t *)a.kv.pooled;
     if (first < nb && nb > a.budget && (l & 3) == 0) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(pooled + ((uint64_t)page * per_page + first % per_page) * 128 +
-                                                      l * 16));
+        prefetch_l2(pooled + ((uint64_t)page * per_page + first % per_page) * 128 + l * 16);
     }
     pdl_wait();
     if (nb <= a.budget) {
@@ -302,31 +301,11 @@ struct few_smem {
     bool last;
 };
 
-__device__ __forceinline__ void cluster_arrive()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void cluster_wait()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ uint32_t peer(const void *p, uint32_t rank)
-{
-    uint32_t at = smem_addr(p);
-#if __CUDA_ARCH__ >= 900
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(at), "r"(rank));
-#endif
-    return at;
-}
 __device__ __forceinline__ float peer_f(const void *p, uint32_t rank)
 {
     float v = 0.0f;
 #if __CUDA_ARCH__ >= 900
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(peer(p, rank)) : "memory");
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(cluster_addr(p, rank)) : "memory");
 #endif
     return v;
 }
@@ -336,7 +315,7 @@ __device__ __forceinline__ float4 peer_f4(const void *p, uint32_t rank)
 #if __CUDA_ARCH__ >= 900
     asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
                  : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(peer(p, rank))
+                 : "r"(cluster_addr(p, rank))
                  : "memory");
 #endif
     return v;

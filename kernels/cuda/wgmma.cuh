@@ -64,27 +64,23 @@ template <int N> __device__ __forceinline__ void wg_wait()
 #define WG_O96(i) WG_O64(i), WG_O32(i + 64)
 #define WG_O128(i) WG_O64(i), WG_O64(i + 64)
 
+/* A from registers. ROWS "1": rows of B lie along N instead of along K. */
+#define WG_RS(NAME, ROWS, N, R, I0, I1, I2, I3, I4, I5)                                                  \
+    static __device__ __forceinline__ void NAME(float *d, const uint32_t (&a)[4], uint64_t b, int add)   \
+    {                                                                                                    \
+        WG_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %" #I5 ", 0;\n"                                         \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" WG_S##R "}, "                 \
+               "{%" #I0 ", %" #I1 ", %" #I2 ", %" #I3 "}, %" #I4 ", p, 1, 1, " ROWS ";\n}"               \
+               : WG_O##R(0)                                                                              \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                          \
+    }
 template <int N> struct wg;
 #define WG_DEFINE(N, R, I0, I1, I2, I3, I4, I5)                                                          \
     template <> struct wg<N> {                                                                           \
         /* add false: d is overwritten */                                                                \
-        static __device__ __forceinline__ void rs(float *d, const uint32_t (&a)[4], uint64_t b, int add) \
-        {                                                                                                \
-            WG_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %" #I5 ", 0;\n"                                     \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" WG_S##R "}, "             \
-                   "{%" #I0 ", %" #I1 ", %" #I2 ", %" #I3 "}, %" #I4 ", p, 1, 1, 0;\n}"                   \
-                   : WG_O##R(0)                                                                          \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                      \
-        }                                                                                                \
+        WG_RS(rs, "0", N, R, I0, I1, I2, I3, I4, I5)                                                     \
         /* b: rows along N, eight of K after eight (wg_desc_rows) */                                     \
-        static __device__ __forceinline__ void rs_rows(float *d, const uint32_t (&a)[4], uint64_t b, int add) \
-        {                                                                                                \
-            WG_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %" #I5 ", 0;\n"                                     \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" WG_S##R "}, "             \
-                   "{%" #I0 ", %" #I1 ", %" #I2 ", %" #I3 "}, %" #I4 ", p, 1, 1, 1;\n}"                   \
-                   : WG_O##R(0)                                                                          \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                      \
-        }                                                                                                \
+        WG_RS(rs_rows, "1", N, R, I0, I1, I2, I3, I4, I5)                                                \
         static __device__ __forceinline__ void ss(float *d, uint64_t a, uint64_t b, int add)             \
         {                                                                                                \
             WG_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %" #I2 ", 0;\n"                                     \
