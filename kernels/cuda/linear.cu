@@ -67,11 +67,9 @@ struct lin_block {
     lin_ring ring;
     lin_x xs;
     uint32_t red, buf, m0;
-    bool warm; /* the next tile is not one yet */
 };
 
-/* Rows r0 .. r1 of matrix j. The very first pass multiplies what happens to be in shared memory and stores
- * nothing: it brings the instructions here before the op before has ended. */
+/* Rows r0 .. r1 of matrix j. */
 template <int F, int NM>
 __device__ __forceinline__ void lin_matrix(const lin_stream &a, uint32_t j, uint32_t r0, uint32_t r1,
                                            lin_block &b, uint32_t warp, uint32_t lane)
@@ -86,14 +84,9 @@ __device__ __forceinline__ void lin_matrix(const lin_stream &a, uint32_t j, uint
         typename lin_kind<F, NM>::acc acc = {};
 #pragma unroll 1
         for (uint32_t s = 0, at = 0; s < n_seg; ++s, at += seg) {
-            if (!b.warm) {
-                bar_wait(b.ring.full + b.ring.slot * 8, b.ring.phase);
-            }
+            bar_wait(b.ring.full + b.ring.slot * 8, b.ring.phase);
             lin_slot<F>(acc, w, b.ring.base + b.ring.slot * a.slot_bytes, row, at, bytes - at < seg ? bytes - at : seg,
                         at_lane, warp, lane);
-            if (b.warm) {
-                break;
-            }
             __syncwarp();
             if (lane == 0) {
                 bar_arrive(b.ring.full + (b.ring.slot + LIN_MAX_SLOTS) * 8);
@@ -104,11 +97,11 @@ __device__ __forceinline__ void lin_matrix(const lin_stream &a, uint32_t j, uint
         lin_store(red + (n_tiles * LIN_WARPS + warp) * part, LIN_WARPS * part, acc, b.xs.n_tok, lane);
         n_tiles += R / 4;
         row += R;
-        if (!b.warm && n_tiles < P && row < r1) {
+        if (n_tiles < P && row < r1) {
             continue;
         }
         consumers_sync();
-        const uint32_t rows = b.warm ? 0 : r1 - first < n_tiles * 4 ? r1 - first : n_tiles * 4;
+        const uint32_t rows = r1 - first < n_tiles * 4 ? r1 - first : n_tiles * 4;
 #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < b.xs.n_tok * rows; i += LIN_WARPS * 32) {
             const uint32_t t = i / rows, r = i - t * rows, p = red + r / 4 * (LIN_WARPS * part) + (t * 4 + r % 4) * 4;
@@ -122,13 +115,6 @@ __device__ __forceinline__ void lin_matrix(const lin_stream &a, uint32_t j, uint
             *y = a.acc ? __ldcg(y) + v : v;
         }
         b.buf ^= 1; /* the other buffer is free: all have passed the barrier behind reading it */
-        if (b.warm) {
-            b.warm = false;
-            row = r0;
-            pdl_wait();
-            lin_stage<F, NM != 0>(b.xs, a.x + b.m0 * a.x_stride, a.x_stride, a.k, threadIdx.x);
-            consumers_sync();
-        }
         first = row;
         n_tiles = 0;
     }
@@ -242,16 +228,15 @@ __global__ void __maxnreg__(NM == 0 ? (F == TF_BF16 ? 72 : 96) : NM == 1 ? 128 :
         pdl_wait();
         return;
     }
-    lin_block b = {ring, {x, a.x_pitch16, n_tok}, x + (NM == 0 ? a.group : NM * 8) * a.x_pitch16 * 16, 0, m0,
-                   true};
+    lin_block b = {ring, {x, a.x_pitch16, n_tok}, x + (NM == 0 ? a.group : NM * 8) * a.x_pitch16 * 16, 0, m0};
+    pdl_wait();
+    lin_stage<F, NM != 0>(b.xs, a.x + m0 * a.x_stride, a.x_stride, a.k, threadIdx.x);
+    consumers_sync();
 #pragma unroll 1
     for (uint32_t j = 0; j < a.n_weights; ++j) {
         if (share[j].x < share[j].y) {
             lin_matrix<F, NM>(a, j, share[j].x, share[j].y, b, warp, lane);
         }
-    }
-    if (b.warm) {
-        pdl_wait(); /* a block without rows */
     }
 }
 
