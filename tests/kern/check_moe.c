@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+/* of a shared expert of MXFP8 (check_matmul.c) */
+#define BOUND_MXFP8 1e-3
 #define DISTINCT 24u
 
 enum { RANDOM, TIES, SAME_ROWS, N_MODES };
@@ -32,7 +34,9 @@ static int both(struct kern_ctx *c, const struct qx_op_moe_route *r, const struc
     return rc ? rc : c->be->ops->moe(c->q, a);
 }
 
-/* variant: shape + 8 * rows + 512 * mode, + 4096 for inputs that are not rounded */
+/* variant: shape + 8 * rows + 512 * mode, + 4096 for inputs that are not rounded, + OTHER_SHARED for a shared expert of
+ * MXFP8 */
+#define OTHER_SHARED 8192
 static void layer(struct kern_ctx *c, int v)
 {
     static const uint32_t shapes[][4] = {/* experts, k, hidden, inter */
@@ -40,7 +44,7 @@ static void layer(struct kern_ctx *c, int v)
         {16, 15, 2560, 128}, {512, 10, 2560, 128}};
     const uint32_t *s = shapes[v % 8], n = (uint32_t)v / 8 % 64, mode = (uint32_t)v / 512 % 8;
     const uint32_t E = s[0], k = s[1], H = s[2], I = s[3];
-    bool act = v < 4096;
+    bool act = !(v & 4096), other = v & OTHER_SHARED;
     struct qx_op_moe_route r = {.n_rows = n, .hidden = H, .n_experts = E, .k = k, .norm = v % 3 != 0};
     struct qx_op_moe a = {.n_rows = n, .k = k, .s_inter = I, .act_bf16 = act};
     r.gate = kern_weight(c, QX_W_BF16, E, H, 0);
@@ -67,12 +71,13 @@ static void layer(struct kern_ctx *c, int v)
     experts(c, &a, QX_W_NVFP4, E, H, I);
     a.expert = r.expert;
     a.weight = r.weight;
-    kern_moe_rest(c, &a, QX_W_BF16);
-    kern_shape(c, "%u rows, %u of %u, hidden %u, inter %u%s%s", n, k, E, H, I,
-               mode == TIES ? ", ties" : mode == SAME_ROWS ? ", equal rows" : "", act ? ", bf16" : "");
+    kern_moe_rest(c, &a, other ? QX_W_MXFP8 : QX_W_BF16);
+    kern_shape(c, "%u rows, %u of %u, hidden %u, inter %u%s%s%s", n, k, E, H, I,
+               mode == TIES ? ", ties" : mode == SAME_ROWS ? ", equal rows" : "", act ? ", bf16" : "",
+               other ? ", MXFP8 shared" : "");
     kern_out(c, "expert", 'i', r.expert, (size_t)n * k, 0);
     kern_out(c, "weight", 'f', r.weight, (size_t)n * k, 1e-5);
-    kern_out(c, "y", 'f', a.y, (size_t)n * H, act ? BOUND_ROUNDED : 0);
+    kern_out(c, "y", 'f', a.y, (size_t)n * H, !act ? 0 : other ? BOUND_MXFP8 : BOUND_ROUNDED);
     kern_begin(c);
     c->rc = both(c, &r, &a);
     kern_end(c);
@@ -180,6 +185,7 @@ static void speed(struct kern_ctx *c, int v)
     {"moe", "rows", speed, (rows) + 64, 1}
 const struct kern_case kern_cases_moe[] = {
     LS(0, RANDOM), LS(1, RANDOM), LS(2, RANDOM), LS(3, RANDOM), LS(5, RANDOM), LS(4, RANDOM), LS(6, SAME_ROWS), LS(1, SAME_ROWS),
-    LS(6, TIES), LS(1, TIES), L(6, 3, RANDOM), L(6, 4, RANDOM), L(6, 6, RANDOM), L(6, 7, RANDOM), L(6, 9, RANDOM),
+    LS(OTHER_SHARED + 0, RANDOM), LS(OTHER_SHARED + 5, RANDOM), LS(OTHER_SHARED + 6, SAME_ROWS),
+    L(OTHER_SHARED + 6, 13, RANDOM), L(OTHER_SHARED + 6, 32, RANDOM), LS(6, TIES), LS(1, TIES), L(6, 3, RANDOM), L(6, 4, RANDOM), L(6, 6, RANDOM), L(6, 7, RANDOM), L(6, 9, RANDOM),
     L(6, 13, RANDOM), L(6, 16, SAME_ROWS), L(6, 24, RANDOM), L(6, 32, RANDOM), L(1, 32, SAME_ROWS),
     L(6, 3, RANDOM + 8), L(4, 2, RANDOM + 8), S(1), S(2), S(4), S(8), S(16), S(32), {0, 0, 0, 0, 0}};
