@@ -15,6 +15,7 @@
  * router end, so expert numbers and weights are read at once. moe_rows_up reads m at once with `early` set:
  * then the launch before it is the router, which lets others start only after it has seen m. */
 #include "moe_rows.cuh"
+#include "stream.cuh"
 
 /* ---- gate and up ---- */
 
@@ -619,7 +620,9 @@ template <bool FAST> static int run_rows(struct qx_queue *q, const mr_args &a)
     const uint32_t ring = a.m_rows == 1 ? 5 : 3, grid = down_grid(q, a.hidden);
     const bool in = down_smem(a, grid, ring, true) <= MR_SMEM_MAX;
     const dim3 g1((unsigned)q->n_sm), g2(grid), block(MR_WARPS * 32);
-    const uint32_t su = up_smem(a, ring), sd = down_smem(a, grid, ring, in);
+    const uint32_t sd = down_smem(a, grid, ring, in);
+    uint32_t su = up_smem(a, ring);
+    su = su > ALONE_SHARED ? su : ALONE_SHARED; /* its tasks are divided as if each had a multiprocessor */
     const int r = ring == 5 ? launch(q, "moe", moe_rows_up<5, FAST>, g1, block, su, a)
                             : launch(q, "moe", moe_rows_up<3, FAST>, g1, block, su, a);
     if (r) {
