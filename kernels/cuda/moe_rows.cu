@@ -1,4 +1,4 @@
-/* moe_rows.cu: experts for rows of decoding whose inputs of products are bf16, but for those of moe_stream.cu.
+/* moe_rows.cu: experts for rows of decoding whose inputs of products are bf16.
  *
  * Two launches of one block a multiprocessor. Every warp streams its own tasks, a task being 16 rows of
  * weights and a part of their columns, through a ring of its own in shared memory: 64 bytes of codes of each
@@ -19,7 +19,7 @@
 
 /* ---- gate and up ---- */
 
-template <bool FAST, bool ROUTED> struct mr_up_job {
+template <int FAST, bool ROUTED> struct mr_up_job {
     const mr_args &a;
     const mr_mat *mat; /* gate and up of one expert after the other */
     uint32_t block;
@@ -57,7 +57,7 @@ template <bool FAST, bool ROUTED> struct mr_up_job {
             f.left[i] = (int32_t)c.bytes - (int32_t)off;
         }
         f.s = nullptr;
-        if ((FAST ? ROUTED : c.tf == TF_NV) && lane < 16) {
+        if ((FAST ? (int)ROUTED : c.tf == TF_NV) && lane < 16) {
             f.s = m[lane >> 3].scale + ((uint64_t)(tile * 8 + (lane & 7)) * c.s_bytes + part * c.per * 8);
         }
     }
@@ -76,7 +76,7 @@ struct mr_up_ctx {
     uint32_t prev;       /* the warp's last tile + 1 */
 };
 
-template <int R, bool FAST, bool ROUTED>
+template <int R, int FAST, bool ROUTED>
 __device__ __forceinline__ void mr_up_phase(const mr_args &a, mr_up_ctx &x,
                                             mr_ring<R, FAST, mr_up_job<FAST, ROUTED>> &ring,
                                             const mr_up_job<FAST, ROUTED> &job, const mr_cols *cols,
@@ -84,7 +84,7 @@ __device__ __forceinline__ void mr_up_phase(const mr_args &a, mr_up_ctx &x,
 {
     const uint32_t g = lane >> 2, q = lane & 3;
     const mr_cut &c = job.cut();
-    const uint8_t tf = !FAST ? c.tf : ROUTED ? (uint8_t)TF_NV : (uint8_t)TF_BF16;
+    const uint8_t tf = !FAST ? c.tf : ROUTED ? (uint8_t)TF_NV : FAST == 1 ? (uint8_t)TF_BF16 : (uint8_t)TF_MX;
 #pragma unroll 1
     for (uint32_t task = warp; task < n_tasks; task += MR_WARPS) {
         uint32_t e, tile, part;
@@ -190,7 +190,7 @@ __device__ __forceinline__ void mr_shared_gate(const mr_args &a, float *red)
     }
 }
 
-template <int R, bool FAST> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
+template <int R, int FAST> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
     moe_rows_up(const __grid_constant__ mr_args a)
 {
     extern __shared__ uint4 sm4[];
@@ -290,7 +290,7 @@ template <int R, bool FAST> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
 
 /* A block has nq >= 4 groups of four output rows. Of a matrix cut into parts of columns, group b of a list is
  * part b / nq of the list's matrices, rows b % nq; four groups make a task. */
-template <bool FAST> struct mr_down_job {
+template <int FAST> struct mr_down_job {
     const mr_args &a;
     const mr_mat *mat; /* [0] the shared expert's, then the picked ones' */
     uint32_t first;    /* tasks of the shared expert */
@@ -333,7 +333,7 @@ template <bool FAST> struct mr_down_job {
 };
 
 /* One task up to where the columns are needed, and the rest. */
-template <int R, bool FAST, int NB, bool SHARED, bool SH_EXPERT> struct mr_down_task {
+template <int R, int FAST, int NB, bool SHARED, bool SH_EXPERT> struct mr_down_task {
     mr_side<NB> side;
     int32_t at[2][2]; /* where in res a lane's sums go, < 0: nowhere */
     float f[2];
@@ -343,7 +343,7 @@ template <int R, bool FAST, int NB, bool SHARED, bool SH_EXPERT> struct mr_down_
     {
         const uint32_t g = lane >> 2, q = lane & 3, items = a.m_rows * a.k;
         const mr_cut &c = SH_EXPERT ? a.down_s : a.down_r;
-        const uint8_t tf = FAST ? (SH_EXPERT ? TF_BF16 : TF_NV) : c.tf;
+        const uint8_t tf = !FAST ? c.tf : !SH_EXPERT ? (uint8_t)TF_NV : FAST == 1 ? (uint8_t)TF_BF16 : (uint8_t)TF_MX;
         const auto b1 = job.of(SH_EXPERT, b0), b2 = job.of(SH_EXPERT, b0 + 3);
         const bool two = b2.s != b1.s && !b2.empty;
         const mr_cols &c0 = cols[b1.e], &c1 = cols[b2.e];
@@ -387,7 +387,7 @@ template <int R, bool FAST, int NB, bool SHARED, bool SH_EXPERT> struct mr_down_
                                         const mr_down_job<FAST> &job, float *res, uint32_t lane)
     {
         const mr_cut &c = SH_EXPERT ? a.down_s : a.down_r;
-        const uint8_t tf = FAST ? (SH_EXPERT ? TF_BF16 : TF_NV) : c.tf;
+        const uint8_t tf = !FAST ? c.tf : !SH_EXPERT ? (uint8_t)TF_NV : FAST == 1 ? (uint8_t)TF_BF16 : (uint8_t)TF_MX;
         float acc[NB][4] = {};
         mr_run<R, FAST, NB, SHARED>(acc, ring, job, tf, side, c.per, lane);
 #pragma unroll
@@ -403,7 +403,7 @@ template <int R, bool FAST, int NB, bool SHARED, bool SH_EXPERT> struct mr_down_
     }
 };
 
-template <int R, bool FAST, bool SHARED, bool MANY> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
+template <int R, int FAST, bool SHARED, bool MANY> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
     moe_rows_down(const __grid_constant__ mr_args a)
 {
     extern __shared__ uint4 sm4[];
@@ -614,7 +614,7 @@ static bool make_args(mr_args &a, struct qx_queue *q, const struct qx_op_moe *o)
     return up_smem(m, 5) <= MR_SMEM_MAX && down_smem(m, grid, 5, true) <= MR_SMEM_MAX;
 }
 
-template <bool FAST> static int run_rows(struct qx_queue *q, const mr_args &a)
+template <int FAST> static int run_rows(struct qx_queue *q, const mr_args &a)
 {
     /* one row: a ring of five steps, the columns in shared memory; both launches fit into a multiprocessor */
     const uint32_t ring = a.m_rows == 1 ? 5 : 3, grid = down_grid(q, a.hidden);
@@ -653,12 +653,12 @@ int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o)
     a.s_vec = o->s_gate_vec;
     a.sg = (float *)q->ws;
     a.hs = q->ws + 256;
-    const bool fast = a.up_s.tf == TF_BF16 && a.down_s.tf == TF_BF16 && a.up_r.tf == TF_NV && a.inter % 128 == 0 &&
-                      a.s_inter % 128 == 0 && a.inter == a.s_inter && a.hidden % 32 == 0 &&
+    const bool fast = a.up_s.tf == a.down_s.tf && (a.up_s.tf == TF_BF16 || a.up_s.tf == TF_MX) && a.up_r.tf == TF_NV &&
+                      a.inter % 128 == 0 && a.s_inter % 128 == 0 && a.inter == a.s_inter && a.hidden % 32 == 0 &&
                       a.up_s.per * a.up_s.parts * 64 == a.up_s.bytes && a.up_r.per * a.up_r.parts * 64 == a.up_r.bytes;
     for (uint32_t r = 0; r < o->n_rows; r += 8) {
         moe_take_rows(a, q, o, r);
-        const int e = fast ? run_rows<true>(q, a) : run_rows<false>(q, a);
+        const int e = !fast ? run_rows<0>(q, a) : a.up_s.tf == TF_BF16 ? run_rows<1>(q, a) : run_rows<2>(q, a);
         if (e) {
             return e;
         }

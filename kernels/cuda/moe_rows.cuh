@@ -193,8 +193,9 @@ struct mr_feed {
     uint32_t n;              /* steps */
 };
 
-/* Each consumed step is one produced step, empty when the tasks are all in. FAST: rows are whole steps. */
-template <int R, bool FAST, class Job> struct mr_ring {
+/* Each consumed step is one produced step, empty when the tasks are all in. FAST: rows are whole steps of NVFP4, of
+ * the shared expert of BF16 (1) or MXFP8 (2). */
+template <int R, int FAST, class Job> struct mr_ring {
     uint8_t *base;
     uint32_t rd, wr, next, n;
     mr_feed f;
@@ -239,7 +240,7 @@ template <int R, bool FAST, class Job> struct mr_ring {
 };
 
 /* n steps of the ring. */
-template <int R, bool FAST, int NB, bool SHARED, class Job>
+template <int R, int FAST, int NB, bool SHARED, class Job>
 __device__ __forceinline__ void mr_run(float (&acc)[NB][4], mr_ring<R, FAST, Job> &ring, const Job &job, uint8_t tf,
                                        const mr_side<NB> &x, uint32_t n, uint32_t lane)
 {
