@@ -176,6 +176,22 @@ __device__ __forceinline__ void cluster_sync()
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 #endif
 }
+/* To an address of cluster_addr; its bytes count against what bar_expect announced at a barrier there. */
+__device__ __forceinline__ void send64(uint32_t p, const uint2 &v, uint32_t bar)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];" ::"r"(p),
+                 "r"(v.x), "r"(v.y), "r"(bar)
+                 : "memory");
+#endif
+}
+__device__ __forceinline__ void send32(uint32_t p, uint32_t v, uint32_t bar)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(p), "r"(v), "r"(bar)
+                 : "memory");
+#endif
+}
 /* Two words at the same place in block `rank`. */
 __device__ __forceinline__ uint2 lds64_at(uint32_t p, uint32_t rank)
 {

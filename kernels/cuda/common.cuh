@@ -46,8 +46,7 @@ struct qx_queue {
     uint8_t *ws;            /* workspace of ops, WS_BYTES */
     unsigned *tickets;      /* QX_N_TICKETS zeros */
     uint64_t *words, *route_words; /* what blocks of a kernel tell each other */
-    unsigned *numbers;      /* of launches: [0] mixers, [1 + group] routers, which begin far apart, since a word
-                               belongs to another group when the number of experts changes */
+    unsigned *numbers;      /* of launches: [0] mixers, [1 + row] routers */
     uint64_t n_launches;
     struct {
         uint64_t at;        /* n_launches right after a router that lets others start only after its wait */

@@ -10,6 +10,9 @@
  * on when it has seen words of every block, none of which reads it again. Streams are written back behind the
  * sums too, since other blocks read them until then; 1 / rms comes from the last block to read a stream.
  *
+ * More than one row: two blocks of a stream are a cluster, each normalises half of the rows and reads half of the
+ * sums and sends both what comes of it (st.async), since L2 bounds what all blocks together read.
+ *
  * Blocks that poll hold their multiprocessors, so all have to be there: as many multiprocessors as blocks, and no
  * other such kernel at the same time (one queue of a device does a model's steps).
  *
@@ -97,20 +100,24 @@ __device__ __forceinline__ float hc_mean(const uint64_t (&w)[HC_C])
     return ((hc_value(w[0]) + hc_value(w[1])) + (hc_value(w[2]) + hc_value(w[3]))) * (1.0f / HC_C);
 }
 
-/* B: rows of activations whose loads are in flight at once. */
-template <int B>
-__global__ void __maxnreg__(B == 4 ? 96 : B == 2 ? 80 : 64) hc_stream(const __grid_constant__ hc_stream_args a)
+/* B: rows of activations whose loads are in flight at once. PAIR: more than one row. */
+template <int B, bool PAIR>
+__global__ void __maxnreg__(B == 4 ? 80 : 64) hc_stream(const __grid_constant__ hc_stream_args a)
 {
+    constexpr bool ONE = B == 1 && !PAIR;
     extern __shared__ __align__(128) uint8_t smem[];
-    __shared__ uint64_t bars[2];
+    __shared__ uint64_t bars[4]; /* weights of down, of up; the other block's rows of inputs, of inner values */
     __shared__ float4 sums[2][B][3]; /* of a warp each */
     pdl_next();
     const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, g = lane >> 2, q = lane & 3;
     if (tid >= HC_THREADS) {
         return; /* there for their registers (launch_alone) */
     }
-    const uint32_t tile = blockIdx.x / HC_C, c = blockIdx.x % HC_C;
-    const bool of_inject = tile == HC_TILES, posts_r = a.inject ? of_inject : tile == 0;
+    /* a pair has two tiles of one stream; the blocks of inject come last and do all rows themselves */
+    const uint32_t rank = blockIdx.x & 1, pair = blockIdx.x / 2;
+    const bool of_inject = pair >= HC_TILES / 2 * HC_C, shares = PAIR && !of_inject;
+    const uint32_t tile = of_inject ? HC_TILES : pair / HC_C * 2 + rank, c = (of_inject ? blockIdx.x : pair) % HC_C;
+    const bool posts_r = PAIR ? pair < HC_C : a.inject ? of_inject : tile == 0;
     const uint32_t row0 = tile * HC_ROWS, n = of_inject ? HC_C : HC_ROWS, d0 = blockIdx.x * HC_ND;
     uint8_t *xs = smem + HC_XS, *lo = xs + a.group * HC_PITCH;
     float *red = (float *)(lo + a.group * HC_LO_PITCH);
@@ -118,12 +125,19 @@ __global__ void __maxnreg__(B == 4 ? 96 : B == 2 ? 80 : 64) hc_stream(const __gr
     if (tid == 0) {
         bar_init(bars, 1);
         bar_init(bars + 1, 1);
+        bar_init(bars + 2, 1);
+        bar_init(bars + 3, 1);
         bar_init_done();
         fence_async();
         bar_expect(bars, n * HC_HIDDEN * 2);
         bar_expect(bars + 1, HC_C * HC_ND * HC_RANK * 2);
     }
     __syncthreads();
+    if (shares) {
+        cluster_arrive(); /* the barriers are made, before anything arrives there */
+    }
+    const uint32_t peer_xs = cluster_addr(xs, rank ^ 1), peer_lo = cluster_addr(lo, rank ^ 1);
+    const uint32_t peer_bars = cluster_addr(bars, rank ^ 1);
     if (lane == 0) {
         const uint64_t policy = l2_read_once();
         const uint8_t *from = of_inject ? a.inject : a.down + row0 * HC_C * HC_HIDDEN * 2;
@@ -151,15 +165,23 @@ __global__ void __maxnreg__(B == 4 ? 96 : B == 2 ? 80 : 64) hc_stream(const __gr
 
     /* ---- down ---- */
     uint32_t turn = 0;
+    bool met = false;
 #pragma unroll 1
     for (uint32_t m0 = 0; m0 < a.n_rows; m0 += HC_GROUP) {
-        const uint32_t n_tok = B == 1 ? 1 : a.n_rows - m0 < HC_GROUP ? a.n_rows - m0 : HC_GROUP;
+        const uint32_t n_tok = ONE ? 1 : a.n_rows - m0 < HC_GROUP ? a.n_rows - m0 : HC_GROUP;
+        const uint32_t half = (n_tok + 1) / 2, t_end = shares && rank == 0 ? half : n_tok;
+        if (shares && m0) {
+            cluster_sync(); /* the other is through with the group before */
+        }
+        if (shares && tid == 0) {
+            bar_expect(bars + 2, (rank ? half : n_tok - half) * (HC_HIDDEN * 2));
+        }
 #pragma unroll 1
-        for (uint32_t t0 = 0; t0 < n_tok; t0 += B, turn ^= 1) {
+        for (uint32_t t0 = shares && rank ? half : 0; t0 < t_end; t0 += B, turn ^= 1) {
             float4 v[B][HC_QUADS];
 #pragma unroll
             for (int j = 0; j < B; ++j) {
-                const uint32_t r = m0 + (t0 + j < n_tok ? t0 + j : t0);
+                const uint32_t r = m0 + (t0 + j < t_end ? t0 + j : t0);
                 const float4 *x = (const float4 *)(a.x + (r * HC_C + c) * HC_HIDDEN) + tid;
 #pragma unroll
                 for (uint32_t h = 0; h < HC_QUADS; ++h) {
@@ -171,7 +193,7 @@ __global__ void __maxnreg__(B == 4 ? 96 : B == 2 ? 80 : 64) hc_stream(const __gr
                 float f[B];
 #pragma unroll
                 for (int j = 0; j < B; ++j) {
-                    const uint32_t r = m0 + (t0 + j < n_tok ? t0 + j : t0);
+                    const uint32_t r = m0 + (t0 + j < t_end ? t0 + j : t0);
                     const float4 *p = (const float4 *)(a.y + r * HC_HIDDEN) + tid;
                     f[j] = a.inj_in ? __ldcg(a.inj_in + r * HC_C + c) : 1.0f;
 #pragma unroll
@@ -205,19 +227,27 @@ __global__ void __maxnreg__(B == 4 ? 96 : B == 2 ? 80 : 64) hc_stream(const __gr
                 }
             }
             __syncthreads();
+            if (shares && !met) {
+                cluster_wait();
+                met = true;
+            }
 #pragma unroll
             for (int j = 0; j < B; ++j) {
                 const float4 s0 = sums[turn][j][0], s1 = sums[turn][j][1], s2 = sums[turn][j][2];
                 const float s = ((s0.x + s0.y) + (s0.z + s0.w)) + ((s1.x + s1.y) + (s1.z + s1.w)) + (s2.x + s2.y);
                 const float r = rsqrtf(fmaf(s, 1.0f / HC_HIDDEN, a.eps));
                 const uint32_t t = t0 + j;
-                if (t < n_tok) {
+                if (t < t_end) {
 #pragma unroll
                     for (uint32_t h = 0; h < HC_QUADS; ++h) {
                         const float4 &u = v[j][h];
-                        *(uint2 *)(xs + t * HC_PITCH + (tid + h * HC_THREADS) * 8) =
-                            make_uint2(pack_bf16((u.x * r) * norm[h].x, (u.y * r) * norm[h].y),
-                                       pack_bf16((u.z * r) * norm[h].z, (u.w * r) * norm[h].w));
+                        const uint32_t at = t * HC_PITCH + (tid + h * HC_THREADS) * 8;
+                        const uint2 b = make_uint2(pack_bf16((u.x * r) * norm[h].x, (u.y * r) * norm[h].y),
+                                                   pack_bf16((u.z * r) * norm[h].z, (u.w * r) * norm[h].w));
+                        *(uint2 *)(xs + at) = b;
+                        if (shares) {
+                            send64(peer_xs + at, b, peer_bars + 16);
+                        }
                     }
                     if (posts_r && tid == 0) {
                         word_post(a.words + ((m0 + t) * HC_C + c) * HC_WORDS_ROW + HC_RANK + HC_C, r, number);
@@ -225,7 +255,14 @@ __global__ void __maxnreg__(B == 4 ? 96 : B == 2 ? 80 : 64) hc_stream(const __gr
                 }
             }
         }
+        if (shares && !met) {
+            cluster_wait();
+            met = true;
+        }
         __syncthreads();
+        if (shares) {
+            bar_wait(bars + 2, m0 / HC_GROUP & 1);
+        }
         if (m0 == 0) {
             bar_wait(bars, 0);
         }
@@ -268,13 +305,20 @@ __global__ void __maxnreg__(B == 4 ? 96 : B == 2 ? 80 : 64) hc_stream(const __gr
     /* ---- up and mix ---- */
 #pragma unroll 1
     for (uint32_t m0 = 0; m0 < a.n_rows && !of_inject; m0 += HC_GROUP) {
-        const uint32_t n_tok = B == 1 ? 1 : a.n_rows - m0 < HC_GROUP ? a.n_rows - m0 : HC_GROUP;
+        const uint32_t n_tok = ONE ? 1 : a.n_rows - m0 < HC_GROUP ? a.n_rows - m0 : HC_GROUP;
+        const uint32_t half = (n_tok + 1) / 2, t_end = PAIR && rank == 0 ? half : n_tok;
+        if (PAIR && m0) {
+            cluster_sync();
+        }
+        if (PAIR && tid == 0) {
+            bar_expect(bars + 3, (rank ? half : n_tok - half) * (HC_RANK * 2));
+        }
         float v[2], y[2], f[2];
         uint64_t r[2];
         const uint64_t *words = a.words + m0 * HC_C * HC_WORDS_ROW;
         const uint64_t *rp = words + (2 * q * HC_C + own_c) * HC_WORDS_ROW + HC_RANK + HC_C;
 #pragma unroll
-        for (uint32_t e = 0; e < (B == 1 ? 1 : 2); ++e) {
+        for (uint32_t e = 0; e < (ONE ? 1 : 2); ++e) {
             const uint32_t t = 2 * q + e;
             if (t < n_tok) {
                 v[e] = __ldcg(a.x + ((m0 + t) * HC_C + own_c) * HC_HIDDEN + own_d);
@@ -292,18 +336,18 @@ __global__ void __maxnreg__(B == 4 ? 96 : B == 2 ? 80 : 64) hc_stream(const __gr
         for (uint32_t p = 0; p < HC_EARLY; ++p) {
             hc_load(w[p], up + p * HC_PAIR, g & 1);
         }
-        if (m0) {
+        if (!PAIR && m0) {
             __syncthreads(); /* the group before is through with what it shares with this one */
         }
 #pragma unroll 1
-        for (uint32_t t0 = 0; t0 < n_tok; t0 += B) {
+        for (uint32_t t0 = PAIR && rank ? half : 0; t0 < t_end; t0 += B) {
             uint64_t d[B][HC_C];
             bool late;
             do {
                 late = false;
 #pragma unroll
                 for (int b = 0; b < B; ++b) {
-                    const uint64_t *p = words + (t0 + b < n_tok ? t0 + b : t0) * HC_C * HC_WORDS_ROW + tid;
+                    const uint64_t *p = words + (t0 + b < t_end ? t0 + b : t0) * HC_C * HC_WORDS_ROW + tid;
 #pragma unroll
                     for (uint32_t s = 0; s < HC_C; ++s) {
                         d[b][s] = word_read(p + s * HC_WORDS_ROW);
@@ -320,12 +364,21 @@ __global__ void __maxnreg__(B == 4 ? 96 : B == 2 ? 80 : 64) hc_stream(const __gr
 #pragma unroll
             for (int b = 0; b < B; ++b) {
                 const float s = hc_mean(d[b]);
-                if (t0 + b < n_tok) {
-                    *(__nv_bfloat16 *)(lo + (t0 + b) * HC_LO_PITCH + tid * 2) = __float2bfloat16_rn(s * hc_sigmoid(s));
+                const uint32_t at = (t0 + b) * HC_LO_PITCH + tid * 2;
+                const uint16_t v16 = __bfloat16_as_ushort(__float2bfloat16_rn(s * hc_sigmoid(s)));
+                const uint32_t next = PAIR ? __shfl_down_sync(0xffffffffu, v16, 1) : 0;
+                if (t0 + b < t_end) {
+                    *(uint16_t *)(lo + at) = v16;
+                    if (PAIR && !(tid & 1)) {
+                        send32(peer_lo + at, v16 | next << 16, peer_bars + 24);
+                    }
                 }
             }
         }
         __syncthreads();
+        if (PAIR) {
+            bar_wait(bars + 3, m0 / HC_GROUP & 1);
+        }
         float acc[4][4] = {};
         const uint8_t *x = lo + g * HC_LO_PITCH + q * 16;
         const bool in = g < n_tok;
@@ -340,7 +393,7 @@ __global__ void __maxnreg__(B == 4 ? 96 : B == 2 ? 80 : 64) hc_stream(const __gr
             }
         }
 #pragma unroll
-        for (uint32_t e = 0; e < (B == 1 ? 1 : 2); ++e) {
+        for (uint32_t e = 0; e < (ONE ? 1 : 2); ++e) {
             const uint32_t t = 2 * q + e;
             if (t < n_tok) {
                 while (hc_late(r[e], number)) {
@@ -423,9 +476,13 @@ int hc_streamed(struct qx_queue *q, const struct qx_op_hc *o, bool *done)
         a.inj_in = o->inj_in ? o->inj_in + r * HC_C : nullptr;
         a.m = o->m + (uint64_t)r * HC_HIDDEN;
         a.inj_out = inject ? o->inj_out + r * HC_C : nullptr;
-        const int e = a.n_rows == 1   ? launch_alone_by(q, "hc", false, hc_stream<1>, grid, HC_THREADS, smem, a)
-                      : a.n_rows == 2 ? launch_alone_by(q, "hc", false, hc_stream<2>, grid, HC_THREADS, smem, a)
-                                      : launch_alone_by(q, "hc", false, hc_stream<4>, grid, HC_THREADS, smem, a);
+        const uint32_t n = a.n_rows, pair = n > 1 ? 2 : 1;
+        const int e = launch_alone_by(q, "hc", false, pair,
+                                      n == 1   ? hc_stream<1, false>
+                                      : n == 2 ? hc_stream<1, true>
+                                      : n <= 4 ? hc_stream<2, true>
+                                               : hc_stream<4, true>,
+                                      grid, HC_THREADS, smem, a);
         if (e) {
             return e;
         }

@@ -1,9 +1,10 @@
 /* moe_route.cu: the router. Logits are f32 sums of f32 inputs.
  *
- * route_rows, a BF16 gate of at most 512 experts: each thread holds one chunk of 8 columns of 4 experts in
- * registers, loaded before the wait; one block more a group of rows (these come last, so that they hold no other
- * back) reads the words of the others (common.cuh) and picks, a warp a row. moe_route: any other; the last block of a
- * group of rows picks. In both a row's sums do not depend on the others. */
+ * route_rows, a BF16 gate of at most 512 experts: a block has a quarter of the columns of 16 experts, in registers
+ * before the wait, and multiplies them with up to eight rows as three bf16 terms each; sums leave the matrix units
+ * after 64 columns. One block more a row (these come last, so that they hold no other back) reads the words of the
+ * others (common.cuh) and picks. moe_route: any other; the last block of a group of rows picks. In both a row's sums
+ * do not depend on the others. */
 #include "moe.cuh"
 #include "prompt.h"
 #include "stream.cuh"
@@ -71,8 +72,16 @@ template <int NB> __global__ void __launch_bounds__(256) moe_route(const __grid_
 
 /* ---- a BF16 gate, columns of a thread in registers ---- */
 
-#define RR_EXPERTS 4 /* a block */
-#define RR_MAX_EXPERTS 512
+#define RR_EXPERTS 16u /* a block */
+#define RR_PARTS 4u    /* of the columns, a block each */
+#define RR_COLS 64u    /* a warp */
+#define RR_ROWS 8u     /* at once */
+#define RR_MAX_EXPERTS 512u
+#define RR_MAX_HIDDEN (RR_PARTS * RR_COLS * 16)
+#define RR_WORDS (RR_MAX_EXPERTS * RR_PARTS) /* a row */
+#define RR_LAUNCH 32u                        /* the most rows a launch */
+#define RR_SHARED (70u << 10)                /* asked for: two blocks do not begin beside one of the op before */
+static_assert(RR_LAUNCH * RR_WORDS <= QX_ROUTE_WORDS && RR_LAUNCH < QX_N_NUMBERS && RR_MAX_EXPERTS <= 2 * 256, "");
 
 struct rr_args {
     const float *m;
@@ -81,151 +90,163 @@ struct rr_args {
     bool norm;
     float *weight;
     int32_t *expert;
-    uint64_t *words;   /* [row][expert] */
-    unsigned *numbers; /* [group] */
+    uint64_t *words;   /* [row][expert][part] */
+    unsigned *numbers; /* [row] */
 };
 
 /* Weights are read once: first to leave L2. */
-__device__ __forceinline__ uint4 rr_load(const void *p, uint64_t policy)
+__device__ __forceinline__ uint2 rr_load(const void *p, uint64_t policy)
 {
+    uint2 v = {};
 #if __CUDA_ARCH__ >= 900
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0,%1,%2,%3}, [%4], %5;"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+    asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v2.u32 {%0,%1}, [%2], %3;"
+                 : "=r"(v.x), "=r"(v.y)
                  : "l"(p), "l"(policy));
-    return v;
 #else
-    return ld_stream(p);
+    v = __ldg((const uint2 *)p);
 #endif
+    return v;
+}
+
+/* Two values as three terms of bf16 that add up to them. */
+__device__ __forceinline__ void rr_split(float x, float y, uint32_t (&t)[3])
+{
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+        t[i] = pack_bf16(x, y);
+        x -= bf16_lo(t[i]);
+        y -= bf16_hi(t[i]);
+    }
 }
 
 /* The choice for a row whose logits arrive as words. */
 template <int EPL>
-__device__ __forceinline__ void rr_pick(const rr_args &a, uint32_t row, uint32_t number, uint2 *room, uint32_t lane)
+__device__ __forceinline__ void rr_pick(const rr_args &a, uint32_t row, const float *logits, uint2 *room)
 {
-    const uint64_t *p = a.words + (uint64_t)row * a.n_experts;
+    const uint32_t lane = threadIdx.x;
     uint32_t key[EPL];
-    bool late;
-    do {
-        late = false;
 #pragma unroll
-        for (int i = 0; i < EPL; ++i) {
-            const uint32_t e = i * 32 + lane;
-            const uint64_t w = word_read(p + e); /* there is room behind the last row's */
-            key[i] = e < a.n_experts ? order_key(__uint_as_float((uint32_t)w)) : 0;
-            late |= e < a.n_experts && (uint32_t)(w >> 32) != number;
-        }
-    } while (__any_sync(0xffffffffu, late));
-    int32_t *expert = a.expert + (uint64_t)row * a.k;
-    float *weight = a.weight + (uint64_t)row * a.k;
-    const auto logit = [=](uint32_t e) { return __uint_as_float((uint32_t)word_read(p + e)); };
+    for (int i = 0; i < EPL; ++i) {
+        const uint32_t e = i * 32 + lane;
+        key[i] = e < a.n_experts ? order_key(logits[e]) : 0;
+    }
+    int32_t *expert = a.expert + row * a.k;
+    float *weight = a.weight + row * a.k;
+    const auto logit = [=](uint32_t e) { return logits[e]; };
     if (!warp_pick_few<EPL>(key, logit, a.n_experts, a.k, a.norm, room, expert, weight)) {
         warp_pick<EPL>(key, logit, a.n_experts, a.k, a.norm, expert, weight);
     }
 }
 
-/* Sums over the 32 lanes of N values a lane, the same tree for every N: afterwards v[0] of a lane is the sum
- * of value `which` (its low bits are the lane's high bits). */
-template <int N> __device__ __forceinline__ uint32_t rr_reduce(float (&v)[N], uint32_t lane)
+__global__ void __maxnreg__(64) route_rows(const __grid_constant__ rr_args a)
 {
-    uint32_t which = 0;
-    int n = N;
-#pragma unroll
-    for (int mask = 16; mask; mask >>= 1) {
-        if (n > 1) {
-            const bool up = lane & (uint32_t)mask;
-#pragma unroll
-            for (int i = 0; i < N / 2; ++i) {
-                if (i < n / 2) {
-                    const float keep = up ? v[i + n / 2] : v[i], give = up ? v[i] : v[i + n / 2];
-                    v[i] = keep + __shfl_xor_sync(0xffffffffu, give, mask);
-                }
-            }
-            n /= 2;
-            which += up ? (uint32_t)n : 0;
-        } else {
-            v[0] += __shfl_xor_sync(0xffffffffu, v[0], mask);
-        }
-    }
-    return which;
-}
-
-template <int NR> __global__ void __maxnreg__(64) route_rows(const __grid_constant__ rr_args a)
-{
-    constexpr int N = RR_EXPERTS * NR; /* value e * NR + row */
-    __shared__ float red[16][N];
-    __shared__ uint2 room[16][32];
-    const bool picks = blockIdx.x >= a.tiles * a.n_groups;
-    const uint32_t grp = picks ? blockIdx.x - a.tiles * a.n_groups : blockIdx.x / a.tiles;
-    const uint32_t b = blockIdx.x - grp * a.tiles, m0 = grp * NR;
-    const uint32_t m_rows = a.n_rows - m0 < NR ? a.n_rows - m0 : NR;
-    const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31;
-    if (picks) {
+    __shared__ union {
+        float red[RR_MAX_HIDDEN / RR_PARTS / RR_COLS][RR_EXPERTS * RR_ROWS]; /* of a warp */
+        struct {
+            float logits[RR_MAX_EXPERTS];
+            uint2 room[32];
+        };
+    } s;
+    const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, g = lane >> 2, q = lane & 3;
+    const uint32_t n_sums = a.tiles * RR_PARTS * a.n_groups;
+    if (blockIdx.x >= n_sums) {
+        const uint32_t row = blockIdx.x - n_sums;
+        const uint64_t *p = a.words + row * RR_WORDS;
         pdl_wait();
         pdl_next();
-        const uint32_t number = __ldcg(a.numbers + grp) + 1;
-        for (uint32_t m = warp; m < m_rows; m += blockDim.x / 32) {
-            if (a.n_experts <= 128) {
-                rr_pick<4>(a, m0 + m, number, room[warp], lane);
-            } else {
-                rr_pick<RR_MAX_EXPERTS / 32>(a, m0 + m, number, room[warp], lane);
+        const uint32_t number = __ldcg(a.numbers + row) + 1;
+        uint64_t w[2][RR_PARTS];
+        bool late;
+        do {
+            late = false;
+#pragma unroll
+            for (uint32_t j = 0; j < 2; ++j) {
+                const uint32_t e = tid + j * blockDim.x;
+#pragma unroll
+                for (uint32_t i = 0; i < RR_PARTS; ++i) {
+                    w[j][i] = e < a.n_experts ? word_read(p + e * RR_PARTS + i) : (uint64_t)number << 32;
+                }
             }
-            __syncwarp();
+#pragma unroll
+            for (uint32_t i = 0; i < 2 * RR_PARTS; ++i) {
+                late |= (uint32_t)(w[i / RR_PARTS][i % RR_PARTS] >> 32) != number;
+            }
+        } while (late);
+#pragma unroll
+        for (uint32_t j = 0; j < 2; ++j) {
+            const uint32_t e = tid + j * blockDim.x;
+            if (e < a.n_experts) {
+                s.logits[e] =
+                    (__uint_as_float((uint32_t)w[j][0]) + __uint_as_float((uint32_t)w[j][1])) +
+                    (__uint_as_float((uint32_t)w[j][2]) + __uint_as_float((uint32_t)w[j][3]));
+            }
         }
         __syncthreads();
-        if (tid == 0) {
-            a.numbers[grp] = number;
+        if (tid < 32) {
+            if (a.n_experts <= 128) {
+                rr_pick<4>(a, row, s.logits, s.room);
+            } else {
+                rr_pick<RR_MAX_EXPERTS / 32>(a, row, s.logits, s.room);
+            }
+        } else if (tid == 32) {
+            a.numbers[row] = number; /* every block has read it, whose words are here */
         }
         return;
     }
-    const bool in = tid * 8 < a.hidden;
+    /* the lane's columns: four of each 16 of the warp's; rows g and g + 8 of the tile */
+    const uint32_t grp = blockIdx.x / (a.tiles * RR_PARTS), b = blockIdx.x - grp * (a.tiles * RR_PARTS);
+    const uint32_t part = b % RR_PARTS, e0 = b / RR_PARTS * RR_EXPERTS, m0 = grp * RR_ROWS;
+    const uint32_t m_rows = a.n_rows - m0 < RR_ROWS ? a.n_rows - m0 : RR_ROWS;
+    const uint32_t k0 = part * (blockDim.x / 32 * RR_COLS) + warp * RR_COLS + q * 4;
     const uint64_t policy = l2_read_once();
-    uint4 w[RR_EXPERTS];
+    uint2 w[2][4];
 #pragma unroll
-    for (int e = 0; e < RR_EXPERTS; ++e) {
-        const uint32_t r = b * RR_EXPERTS + e;
-        w[e] = in && r < a.n_experts ? rr_load(a.gate + (uint64_t)r * a.hidden + tid * 8, policy)
-                                     : make_uint4(0, 0, 0, 0);
+    for (uint32_t h = 0; h < 2; ++h) {
+        const uint32_t e = e0 + g + 8 * h;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            const uint32_t k = k0 + i * 16;
+            w[h][i] = e < a.n_experts && k < a.hidden ? rr_load(a.gate + e * a.hidden + k, policy) : make_uint2(0, 0);
+        }
     }
     pdl_wait();
     pdl_next();
-    const uint32_t number = __ldcg(a.numbers + grp) + 1;
-    float v[N];
+    float4 x[4];
 #pragma unroll
-    for (int m = 0; m < NR; ++m) {
-        float x[8] = {};
-        if (in) {
-            const float4 *p = (const float4 *)(a.m + (uint64_t)(m0 + (m < (int)m_rows ? m : 0)) * a.hidden + tid * 8);
-            const float4 p0 = __ldcg(p), p1 = __ldcg(p + 1);
-            x[0] = p0.x, x[1] = p0.y, x[2] = p0.z, x[3] = p0.w;
-            x[4] = p1.x, x[5] = p1.y, x[6] = p1.z, x[7] = p1.w;
-        }
-#pragma unroll
-        for (int e = 0; e < RR_EXPERTS; ++e) {
-            const uint32_t u[4] = {w[e].x, w[e].y, w[e].z, w[e].w};
-            float s = 0.0f;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                s = fmaf(bf16_lo(u[i]), x[2 * i], s);
-                s = fmaf(bf16_hi(u[i]), x[2 * i + 1], s);
-            }
-            v[e * NR + m] = s;
+    for (uint32_t i = 0; i < 4; ++i) {
+        const uint32_t k = k0 + i * 16;
+        x[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (g < m_rows && k < a.hidden) {
+            x[i] = __ldcg((const float4 *)(a.m + (uint64_t)(m0 + g) * a.hidden + k));
         }
     }
-    const uint32_t which = rr_reduce<N>(v, lane);
-    if ((lane & (32 / N - 1)) == 0) {
-        red[warp][which] = v[0];
+    const uint32_t m = tid % RR_ROWS, e = e0 + tid / RR_ROWS;
+    const bool posts = tid < RR_EXPERTS * RR_ROWS && m < m_rows && e < a.n_experts;
+    const uint32_t number = posts ? __ldcg(a.numbers + m0 + m) + 1 : 0;
+    float c[3][4] = {};
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+        uint32_t lo[3], hi[3];
+        rr_split(x[i].x, x[i].y, lo);
+        rr_split(x[i].z, x[i].w, hi);
+#pragma unroll
+        for (int t = 0; t < 3; ++t) {
+            mma_bf16(c[t], w[0][i].x, w[1][i].x, w[0][i].y, w[1][i].y, lo[t], hi[t]);
+        }
+    }
+#pragma unroll
+    for (uint32_t h = 0; h < 2; ++h) {
+        *(float2 *)&s.red[warp][(g + 8 * h) * RR_ROWS + 2 * q] =
+            make_float2((c[2][2 * h] + c[1][2 * h]) + c[0][2 * h],
+                        (c[2][2 * h + 1] + c[1][2 * h + 1]) + c[0][2 * h + 1]);
     }
     __syncthreads();
-    if (tid < N) {
-        float s = red[0][tid];
+    if (posts) {
+        float sum = s.red[0][tid];
         for (uint32_t i = 1; i < blockDim.x / 32; ++i) {
-            s += red[i][tid];
+            sum += s.red[i][tid];
         }
-        const uint32_t e = b * RR_EXPERTS + tid / NR, m = tid % NR;
-        if (e < a.n_experts && m < m_rows) {
-            word_post(a.words + (uint64_t)(m0 + m) * a.n_experts + e, s, number);
-        }
+        word_post(a.words + ((m0 + m) * RR_MAX_EXPERTS + e) * RR_PARTS + part, sum, number);
     }
 }
 
@@ -240,24 +261,16 @@ static int route_rows_run(struct qx_queue *q, const struct qx_op_moe_route *o)
     a.words = q->route_words;
     a.numbers = q->numbers + 1;
     a.tiles = (o->n_experts + RR_EXPERTS - 1) / RR_EXPERTS;
-    const dim3 block((o->hidden / 8 + 31) / 32 * 32);
-    uint32_t most = (QX_ROUTE_WORDS - RR_MAX_EXPERTS) / o->n_experts / 8 * 8;
-    most = most < (QX_N_NUMBERS - 1) * 8 ? most : (QX_N_NUMBERS - 1) * 8;
+    const uint32_t warps = (o->hidden + RR_PARTS * RR_COLS - 1) / (RR_PARTS * RR_COLS);
+    const dim3 block((warps < 8 ? 8 : warps) * 32); /* two experts a thread where picks are made */
     int r = 0;
-    for (uint32_t at = 0; at < o->n_rows && !r; at += most) {
-        a.n_rows = o->n_rows - at < most ? o->n_rows - at : most;
+    for (uint32_t at = 0; at < o->n_rows && !r; at += RR_LAUNCH) {
+        a.n_rows = o->n_rows - at < RR_LAUNCH ? o->n_rows - at : RR_LAUNCH;
         a.m = o->m + (uint64_t)at * o->hidden;
         a.weight = o->weight + (uint64_t)at * o->k;
         a.expert = o->expert + (uint64_t)at * o->k;
-        const uint32_t nr = a.n_rows <= 1 ? 1 : a.n_rows <= 2 ? 2 : a.n_rows <= 4 ? 4 : 8;
-        a.n_groups = (a.n_rows + nr - 1) / nr;
-        const dim3 grid((a.tiles + 1) * a.n_groups);
-        switch (nr) {
-        case 1: r = launch(q, "moe_route", route_rows<1>, grid, block, 0, a); break;
-        case 2: r = launch(q, "moe_route", route_rows<2>, grid, block, 0, a); break;
-        case 4: r = launch(q, "moe_route", route_rows<4>, grid, block, 0, a); break;
-        default: r = launch(q, "moe_route", route_rows<8>, grid, block, 0, a); break;
-        }
+        a.n_groups = (a.n_rows + RR_ROWS - 1) / RR_ROWS;
+        r = launch(q, "moe_route", route_rows, dim3(a.tiles * RR_PARTS * a.n_groups + a.n_rows), block, RR_SHARED, a);
     }
     if (!r) {
         q->routed.at = q->n_launches;
@@ -282,7 +295,7 @@ extern "C" int qx_cuda_moe_route(struct qx_queue *q, const struct qx_op_moe_rout
     }
     const struct qx_weight &g = o->gate;
     if (g.fmt == QX_W_BF16 && ((uintptr_t)g.codes & 15) == 0 && ((uintptr_t)o->m & 15) == 0 && o->hidden % 8 == 0 &&
-        o->hidden <= 4096 && o->n_experts <= RR_MAX_EXPERTS) {
+        o->hidden <= RR_MAX_HIDDEN && o->n_experts <= RR_MAX_EXPERTS) {
         return route_rows_run(q, o);
     }
     route_args a = {};

@@ -21,8 +21,8 @@ __host__ inline bool can_stream(const struct qx_queue *q)
 #define ALONE_REGISTERS 32768u
 
 template <class... P, class... A>
-static int launch_alone_by(struct qx_queue *q, const char *name, bool by_registers, void (*kernel)(P...), dim3 grid,
-                           unsigned threads, uint32_t smem, A... args)
+static int launch_alone_by(struct qx_queue *q, const char *name, bool by_registers, unsigned cluster,
+                           void (*kernel)(P...), dim3 grid, unsigned threads, uint32_t smem, A... args)
 {
     q->by_registers = q->alone_at && q->alone_at == q->n_launches ? !q->by_registers : by_registers;
     q->alone_at = q->n_launches + 1;
@@ -41,14 +41,14 @@ static int launch_alone_by(struct qx_queue *q, const char *name, bool by_registe
         const unsigned need = (ALONE_REGISTERS / regs + 32) / 32 * 32;
         threads = need > threads && need <= (unsigned)f.maxThreadsPerBlock ? need : threads;
     }
-    return launch(q, name, kernel, grid, dim3(threads), smem, args...);
+    return launch_cluster(q, name, kernel, grid, dim3(threads), smem, cluster, args...);
 }
 
 template <class... P, class... A>
 static int launch_alone(struct qx_queue *q, const char *name, void (*kernel)(P...), dim3 grid, unsigned threads,
                         uint32_t smem, A... args)
 {
-    return launch_alone_by(q, name, true, kernel, grid, threads, smem, args...);
+    return launch_alone_by(q, name, true, 1, kernel, grid, threads, smem, args...);
 }
 
 /* ---- a matrix as it streams ------------------------------------------------------------------ */
