@@ -1,307 +1,418 @@
-/* gdn.cu: Gated DeltaNet core, the recurrence row by row. A cluster takes one key head of a run: two blocks
- * (halves of the value columns) for each of its value heads. A warp holds S of eight columns in registers: a lane
- * eight keys of four columns, so that sums over keys are shuffles and no barrier stands between rows. S goes in and
- * out by way of shared memory: 32 bytes of a row at a time, as registers have it, memory takes at a third of its pace.
- * S and the numbers of the step are read before the wait (embed stands between them and whatever wrote them). The
- * halves send one another sums of squares for the gated norm, and the last S leaves meanwhile; the cluster's barrier,
- * whose arrival and wait lie far apart, orders all reads of a history that is replaced in place before its writing. */
+/* gdn.cu: Gated DeltaNet core, the recurrence row by row. A cluster of two blocks, a half of the value columns each,
+ * takes a fixed number of value heads of the step's runs, so that every multiprocessor has as much of S to read and to
+ * write. A warp holds S of 32 keys and 32 columns: a lane eight keys of four columns, whole lines in memory both ways.
+ * Sums over keys need one barrier a row: q S is summed beside k S, before S changes, as (S_new)^T q is
+ * decay S^T q + (k q) u. S, histories and the numbers of the step are read before the wait (embed stands between them
+ * and whatever wrote them). Halves send one another sums of squares for the gated norm.
+ *
+ * A block asks for more than half of the shared memory and has few enough registers to start beside the products
+ * before it and to leave room for those behind it (launch_alone of stream.cuh): blocks never share a multiprocessor. */
 #include "gdn.cuh"
-#include "mma.cuh"
+#include "stream.cuh"
+#include <stddef.h>
 
-#define GDN_V 64   /* value columns a block */
-#define GDN_T 8    /* rows a round */
-#define GDN_OWN (2 * GDN_D + GDN_V) /* channels a block convolves: q, k, its half of v */
+#define GDN_V 64      /* value columns a block */
+#define GDN_T 6       /* rows a batch: of one run, or of as many heads of runs of one row */
+#define GDN_SETS 2    /* different q and k of a batch of runs of one row */
+#define GDN_WINDOW 32 /* rows whose runs are divided among the clusters at a time */
+#define GDN_SLOT (GDN_D * GDN_V)
 
-struct gdn_smem {
-    float qk[GDN_T][2][GDN_D];
-    float vs[GDN_T][GDN_V], os[GDN_T][GDN_V];
-    float part[2][2][GDN_T];                 /* round, half, row: sums of squares */
-    float gb[GDN_T][2];
-    float hist[GDN_MAX_TAPS - 1][GDN_OWN];   /* new history that waits for the barrier */
-    int32_t to[GDN_T];
-    float state[GDN_D * GDN_V + GDN_D];      /* S: gdn_key */
-    uint64_t got[2];                         /* round: barrier for the other half's sums */
+/* A head and row of a batch. t: the row of its run; q: which q and k. */
+struct gdn_entry {
+    int32_t row, t, slot, to;
+    uint32_t head, q;
 };
 
-/* Key k of the block's columns: eight keys later the same column lies in other banks. */
-__device__ __forceinline__ uint32_t gdn_key(uint32_t k)
-{
-    return k * GDN_V + k / 8 * 8;
-}
+/* TAPS: 4, or 8 for what has more. */
+template <int TAPS> struct gdn_smem {
+    float qk[GDN_T][2][GDN_D];
+    float hist[GDN_SETS][TAPS - 1][2][GDN_D]; /* new history of q and k that replaces the old one in place */
+    float vs[GDN_T][GDN_V], os[GDN_T][GDN_V];
+    float part[2][4][2][GDN_V];               /* sums over 32 keys of k S and q S, rows in turn */
+    float dot[2][4];                          /* of k q */
+    float sq[2][2][2][8];                     /* batch, half, 32 columns, row: sums of squares */
+    float hist_v[TAPS - 1][GDN_V];
+    float gb[GDN_T][2];
+    gdn_entry entry[GDN_T];
+    uint32_t begin[GDN_SETS + 1];             /* first entries of the sets of q and k, and their end */
+    uint32_t n_runs, sets, n, single;         /* of the batch; single: its runs have one row */
+    uint32_t replace[GDN_SETS], pad[2];
+    struct { int32_t row, len, slot, pad; } run[GDN_WINDOW];
+    uint64_t got[2];                          /* batch: barrier for the other half's sums */
+    float ring[1];                            /* slots of S, each thread's own 16 bytes every 4 KiB */
+};
 
 /* *p = v in the shared memory of block `rank` of the cluster, counted by its barrier `bar`. */
 __device__ __forceinline__ void cluster_store(float *p, uint64_t *bar, uint32_t rank, float v)
 {
 #if __CUDA_ARCH__ >= 900
     const uint32_t at = cluster_addr(p, rank), b = cluster_addr(bar, rank);
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(at), "f"(v), "r"(b)
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(at), "f"(v),
+                 "r"(b)
                  : "memory");
 #endif
 }
 
-/* Convolution of N channels ch, ch + 32, .. of the row `i` rows after the run's first; `own` is the block's number
- * of channel ch. All loads are in flight before the first use. Where the row keeps its history (keep) it is written
- * by the way, to its slot, or, as that is the run's own old one, to shared memory. */
-template <int N>
-__device__ __forceinline__ void gdn_conv(const gdn_args &a, gdn_smem &s, uint32_t first, int32_t i, uint32_t ch,
-                                         uint32_t own, uint32_t channels, int32_t slot, int32_t to, bool keep,
-                                         float (&out)[N])
+/* Four floats at a multiple of 8 bytes. */
+__device__ __forceinline__ float4 load4(const float *p)
 {
+    const float2 x = __ldcg((const float2 *)p), y = __ldcg((const float2 *)p + 1);
+    return make_float4(x.x, x.y, y.x, y.y);
+}
+__device__ __forceinline__ void store4(float *p, const float4 &v)
+{
+    ((float2 *)p)[0] = make_float2(v.x, v.y);
+    ((float2 *)p)[1] = make_float2(v.z, v.w);
+}
+
+/* Few instructions; off by some 1e-6 where x is large and the result small. */
+__device__ __forceinline__ float silu_fast(float x)
+{
+    return __fdividef(x, 1.0f + __expf(-x));
+}
+
+/* Channels ch .. ch + 3 of an entry's row, by a lane. what: 0 q, 1 k, 2 v. Histories and constants are read before
+ * the wait, inputs behind it, all of them before the first use. The new history of a kept row goes to its slot or,
+ * where that is the old one, to shared memory (stash) until all have read it. first: this block writes that of q, k. */
+template <int TAPS>
+__device__ __forceinline__ void gdn_conv(const gdn_args &a, const gdn_entry &e, uint32_t what, uint32_t ch, bool active,
+                                         bool first, bool wait, float *dst, float *stash, uint32_t stash_pitch)
+{
+    float4 x[TAPS];
+    float w[4][TAPS];
+    if (active) {
 #pragma unroll
-    for (int e = 0; e < N; ++e) {
-        out[e] = 0.0f;
+        for (int c = 0; c < 4; ++c) {
+#pragma unroll
+            for (int j = 0; j < TAPS; ++j) {
+                const int32_t i = (int32_t)a.taps - TAPS + j;
+                w[c][j] = i >= 0 ? __ldg(a.conv_w + (uint64_t)(ch + c) * a.taps + i) : 0.0f;
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < TAPS - 1; ++j) {
+            const int32_t at = e.t - (TAPS - 1) + j, h = at + (int32_t)a.taps - 1;
+            x[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (at < 0 && h >= 0 && e.slot >= 0) {
+                x[j] = load4(a.conv_state + e.slot * a.conv_stride + (uint64_t)h * a.channels + ch);
+            }
+        }
     }
-    for (uint32_t j0 = 0; j0 < a.taps; j0 += 4) {
-        float p[N][4], w[N][4];
+    if (wait) {
+        pdl_wait();
+    }
+    if (!active) {
+        return;
+    }
+    const float *in = a.in + (uint64_t)e.row * a.in_stride + ch;
 #pragma unroll
-        for (uint32_t j = 0; j < 4; ++j) {
-            const int32_t at = i - (int32_t)(a.taps - 1) + (int32_t)(j0 + j);
-            const bool in = j0 + j < a.taps, now = at >= 0;
-            const float *src = now ? a.in + (uint64_t)(first + at) * a.in_stride
-                                   : a.conv_state + slot * a.conv_stride +
-                                         (uint64_t)((int32_t)a.taps - 1 + at) * channels;
-            const bool has = in && (now || slot >= 0);
+    for (int j = 0; j < TAPS; ++j) {
+        const int32_t back = TAPS - 1 - j;
+        if (back == 0 || (e.t >= back && back < (int32_t)a.taps)) {
+            x[j] = load4(in - back * (int64_t)a.in_stride);
+        }
+    }
+    float o[4] = {};
 #pragma unroll
-            for (int e = 0; e < N; ++e) {
-                p[e][j] = has ? __ldcg(src + ch + 32 * e) : 0.0f;
-                w[e][j] = in ? __ldg(a.conv_w + (uint64_t)(ch + 32 * e) * a.taps + j0 + j) : 0.0f;
+    for (int j = 0; j < TAPS; ++j) {
+        o[0] = fmaf(w[0][j], x[j].x, o[0]);
+        o[1] = fmaf(w[1][j], x[j].y, o[1]);
+        o[2] = fmaf(w[2][j], x[j].z, o[2]);
+        o[3] = fmaf(w[3][j], x[j].w, o[3]);
+    }
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+        o[c] = silu_fast(o[c]);
+    }
+    if (what < 2) {
+        float q = fmaf(o[0], o[0], fmaf(o[1], o[1], fmaf(o[2], o[2], o[3] * o[3])));
+        q = rsqrtf(warp_sum(q) + 1e-6f);
+        q = what == 0 ? q * 0.088388347648318447f /* 1 / sqrt(128) */ : q;
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            o[c] *= q;
+        }
+    }
+    *(float4 *)dst = make_float4(o[0], o[1], o[2], o[3]);
+    const bool keep = e.to == e.slot && (what < 2 || e.t);
+    if (e.to >= 0 && (keep || what == 2 || first)) {
+        float *p = keep ? stash : a.conv_state + e.to * a.conv_stride + ch;
+        const uint64_t pitch = keep ? stash_pitch : a.channels;
+#pragma unroll
+        for (int j = 0; j < TAPS - 1; ++j) {
+            const int32_t h = j + (int32_t)a.taps - TAPS;
+            if (h >= 0) {
+                store4(p + (uint64_t)h * pitch, x[j + 1]);
             }
         }
-#pragma unroll
-        for (int e = 0; e < N; ++e) {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                out[e] = fmaf(w[e][j], p[e][j], out[e]);
-            }
-        }
-        if (keep) {
-#pragma unroll
-            for (uint32_t j = 0; j < 4; ++j) {
-                const uint32_t x = j0 + j;
-                if (x == 0 || x >= a.taps) {
-                    continue;
+    }
+}
+
+/* The runs that begin in rows r0 .. r0 + 31, but for those in `skip`. round: batches of the cluster so far. */
+template <int TAPS>
+__device__ __forceinline__ void gdn_window(const gdn_args &a, gdn_smem<TAPS> &s, uint32_t r0, uint32_t skip,
+                                           bool &waited, uint32_t &round)
+{
+    const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, n_rows = a.step.n_rows;
+    const uint32_t half = blockIdx.x & 1, pair = blockIdx.x >> 1, pairs = gridDim.x >> 1;
+    const uint32_t V = a.v_heads, g = a.group, k0 = a.k_heads * GDN_D;
+    if (warp == 0) {
+        const uint32_t r = r0 + lane;
+        const bool in = r < n_rows && !(skip >> lane & 1);
+        const int32_t first = in ? __ldcg(a.step.first + r) : -1, pos = in ? __ldcg(a.step.pos + r) : -1;
+        const int32_t slot = in ? __ldcg(a.step.state_in + r) : -1;
+        uint32_t u = 0;
+        for (uint32_t b = __ballot_sync(0xffffffffu, first == (int32_t)r && pos >= 0); b; b &= b - 1, ++u) {
+            const uint32_t l = __ffs(b) - 1, row = r0 + l;
+            const uint32_t other = ~(__ballot_sync(0xffffffffu, first == (int32_t)row && pos >= 0) >> l);
+            uint32_t len = other ? __ffs(other) - 1 : 32;
+            for (bool more = l + len == 32; more; len += more ? 32 : 0) { /* past the window */
+                const uint32_t i = row + len + lane;
+                const bool end = i >= n_rows || __ldcg(a.step.first + i) != (int32_t)row || __ldcg(a.step.pos + i) < 0;
+                const uint32_t e = __ballot_sync(0xffffffffu, end);
+                if (e) {
+                    len += __ffs(e) - 1;
+                    more = false;
                 }
+            }
+            if (lane == l) {
+                s.run[u].row = (int32_t)row;
+                s.run[u].len = (int32_t)len;
+                s.run[u].slot = slot;
+            }
+        }
+        if (lane == 0) {
+            s.n_runs = u;
+        }
+    }
+    __syncthreads();
+    const uint32_t total = s.n_runs * V;
+    uint32_t per = (total + pairs - 1) / pairs;
+    per = a.whole ? (per + g - 1) / g * g : per;
+    const uint32_t i0 = pair * per, i1 = i0 + per < total ? i0 + per : total;
+    /* S: keys key .. key + 7, columns col .. col + 3 */
+    const uint32_t cg = warp & 1, kw = warp >> 1, col = cg * 32 + (lane & 7) * 4, key = kw * 32 + (lane >> 3) * 8;
+    const uint64_t mine = half * GDN_V + key * GDN_D + col;
+    const uint32_t ring = smem_addr(s.ring) + tid * 16;
+    const uint64_t once = l2_read_once();
+    const auto ask = [&](uint32_t i, uint32_t slot) {
+        if (i < i1) {
+            const uint32_t u = i / V;
+            if (s.run[u].slot >= 0) {
+                const float *p = a.s + s.run[u].slot * a.s_stride + (uint64_t)(i - u * V) * GDN_D * GDN_D + mine;
 #pragma unroll
-                for (int e = 0; e < N; ++e) {
-                    if (to == slot) {
-                        s.hist[x - 1][own + 32 * e] = p[e][j];
-                    } else {
-                        a.conv_state[to * a.conv_stride + (uint64_t)(x - 1) * channels + ch + 32 * e] = p[e][j];
+                for (int e = 0; e < 8; ++e) {
+                    copy16_once(ring + slot * (GDN_SLOT * 4) + e * 4096, p + e * GDN_D, once);
+                }
+            }
+        }
+        copy_commit();
+    };
+#pragma unroll 1
+    for (uint32_t e = 0; e < a.slots; ++e) {
+        ask(i0 + e, e);
+    }
+    uint32_t at = 0, buf = 0; /* slot of the next item */
+    for (uint32_t i = i0, t0 = 0; i < i1; ++round) {
+        if (warp == 0) { /* the batch */
+            const uint32_t j = i + lane, u0 = i / V, len = (uint32_t)s.run[u0].len, set0 = i / g;
+            const bool single = len == 1;
+            uint32_t n = len - t0 < GDN_T ? len - t0 : GDN_T, sets = 1, u = u0, set = 0;
+            if (single) {
+                u = j < i1 ? j / V : u0;
+                set = j / g - set0;
+                const bool in = lane < GDN_T && j < i1 && s.run[u].len == 1 && set < GDN_SETS;
+                n = __ffs(~__ballot_sync(0xffffffffu, in)) - 1;
+                sets = __shfl_sync(0xffffffffu, set, n - 1) + 1;
+            }
+            if (lane < n) {
+                gdn_entry &e = s.entry[lane];
+                e.t = (int32_t)(single ? 0 : t0 + lane);
+                e.row = s.run[u].row + e.t;
+                e.slot = s.run[u].slot;
+                e.to = __ldcg(a.step.state_out + e.row);
+                e.head = (single ? j : i) - u * V;
+                e.q = single ? set : lane;
+            }
+            if (lane <= sets) {
+                s.begin[lane] = lane == 0 ? 0 : lane == sets ? n : (set0 + lane) * g - i;
+            }
+            if (lane == 0) {
+                s.n = n;
+                s.sets = sets;
+                s.single = single;
+            }
+        }
+        __syncthreads();
+        const uint32_t n = s.n, sets = s.sets;
+        const bool single = s.single, ends = single || t0 + n == (uint32_t)s.run[i / V].len;
+        /* q and k by turns, then v of two entries a warp; the last warp has the gates as well */
+        const uint32_t n_qk = 2 * (single ? sets : n), n_tasks = n_qk + (n + 1) / 2, what = warp & 1;
+        const bool gate = warp == 7 && lane < n;
+        float a_log = 0.0f, dt = 0.0f, z[2];
+        if (gate) {
+            a_log = __ldg(a.a_log + s.entry[lane].head);
+            dt = __ldg(a.dt_bias + s.entry[lane].head);
+        }
+        if (!waited) {
+            cluster_wait();
+        }
+#pragma unroll 1
+        for (uint32_t x = warp; x < n_tasks || x == warp; x += 8) {
+            const uint32_t idx = x >> 1, own = (lane & 15) * 4;
+            const bool qk = x < n_qk;
+            uint32_t e = qk ? (single ? s.begin[idx] : idx) : (x - n_qk) * 2 + (lane >> 4);
+            const bool active = e < n;
+            e = active ? e : 0;
+            const gdn_entry &en = s.entry[e];
+            gdn_conv<TAPS>(a, en, qk ? what : 2,
+                           qk ? what * k0 + en.head / g * GDN_D + lane * 4
+                              : 2 * k0 + en.head * GDN_D + half * GDN_V + own,
+                           active, half == 0 && en.head % g == 0, !waited,
+                           qk ? &s.qk[idx][what][lane * 4] : &s.vs[e][own],
+                           qk ? &s.hist[single ? idx : 0][0][what][lane * 4] : &s.hist_v[0][own],
+                           qk ? 2 * GDN_D : GDN_V);
+            waited = true;
+        }
+#pragma unroll
+        for (uint32_t y = 0; y < 2; ++y) {
+            const uint32_t t = tid / GDN_V + 4 * y;
+            z[y] = t < n ? __ldcg(a.in + (uint64_t)s.entry[t].row * a.in_stride + a.channels + s.entry[t].head * GDN_D +
+                                  half * GDN_V + tid % GDN_V) : 0.0f;
+        }
+        if (gate) {
+            const gdn_entry &e = s.entry[lane];
+            const float *p = a.in + (uint64_t)e.row * a.in_stride + a.channels + V * GDN_D + e.head;
+            const float gb = __ldcg(p), ga = __ldcg(p + V);
+            s.gb[lane][0] = expf(-expf(a_log) * softplus_f(ga + dt));
+            s.gb[lane][1] = sigmoid_f(gb);
+        }
+        __syncthreads();
+        /* Who is the last to have read a history that is to be replaced in place? Its reads lie before the barrier. */
+        uint32_t heads = 0, seen = 0;
+        unsigned *ticket = NULL;
+        if (warp == 7 && lane < sets) {
+            const gdn_entry &e = s.entry[single ? s.begin[lane] : n - 1];
+            if (e.slot >= 0 && e.to == e.slot) {
+                heads = single ? s.begin[lane + 1] - s.begin[lane] : 1;
+                ticket = a.tickets + (e.row - e.t) * (int32_t)a.k_heads + e.head / g;
+                seen = a.whole ? half == 0 && (e.head + heads) % g == 0 ? 2 * g - heads : 0 : atomicAdd(ticket, heads);
+            }
+        }
+        uint64_t *got = &s.got[round & 1];
+        if (tid == 0) {
+            bar_expect(got, 8 * n);
+        }
+        float S[8][4];
+        for (uint32_t e = 0; e < n; ++e) {
+            const gdn_entry &en = s.entry[e];
+            if (single || e == 0) {
+                if (a.slots == 1) {
+                    copy_wait<0>();
+                } else {
+                    copy_wait<2>();
+                }
+                const bool has = t0 || en.slot >= 0;
+#pragma unroll
+                for (int h = 0; h < 8; ++h) {
+                    const uint4 x = has ? lds128(ring + at * (GDN_SLOT * 4) + h * 4096) : make_uint4(0, 0, 0, 0);
+                    S[h][0] = __uint_as_float(x.x), S[h][1] = __uint_as_float(x.y);
+                    S[h][2] = __uint_as_float(x.z), S[h][3] = __uint_as_float(x.w);
+                }
+            }
+            const uint32_t qi = en.q;
+            float kk[8], sk[4] = {}, sq[4] = {}, dot = 0.0f;
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float4 x = *(const float4 *)&s.qk[qi][1][key + 4 * h];
+                const float4 y = *(const float4 *)&s.qk[qi][0][key + 4 * h];
+                const float q[4] = {y.x, y.y, y.z, y.w};
+                kk[4 * h] = x.x, kk[4 * h + 1] = x.y, kk[4 * h + 2] = x.z, kk[4 * h + 3] = x.w;
+#pragma unroll
+                for (int b = 0; b < 4; ++b) {
+                    dot = fmaf(kk[4 * h + b], q[b], dot);
+#pragma unroll
+                    for (int c = 0; c < 4; ++c) {
+                        sk[c] = fmaf(S[4 * h + b][c], kk[4 * h + b], sk[c]);
+                        sq[c] = fmaf(S[4 * h + b][c], q[b], sq[c]);
                     }
                 }
             }
-        }
-    }
-#pragma unroll
-    for (int e = 0; e < N; ++e) {
-        out[e] = silu_f(out[e]);
-    }
-}
-
-/* Sums over the 16 key parts of a warp (lane bits 1..4) of four columns: lane bits 4 and 3 choose the column
- * whose sum is returned. */
-__device__ __forceinline__ float sum_keys(const float (&v)[4], uint32_t lane)
-{
-    const bool b4 = lane & 16, b3 = lane & 8;
-    float x = b4 ? v[2] : v[0], y = b4 ? v[3] : v[1];
-    x += __shfl_xor_sync(0xffffffffu, b4 ? v[0] : v[2], 16);
-    y += __shfl_xor_sync(0xffffffffu, b4 ? v[1] : v[3], 16);
-    float z = b3 ? y : x;
-    z += __shfl_xor_sync(0xffffffffu, b3 ? x : y, 8);
-    z += __shfl_xor_sync(0xffffffffu, z, 4);
-    z += __shfl_xor_sync(0xffffffffu, z, 2);
-    return z;
-}
-
-/* The block's columns of a state to shared memory, and from there to p, its first key and column; a barrier in
- * between. */
-__device__ __forceinline__ void state_to_smem(gdn_smem &s, uint32_t mine, const float (&S)[8][4])
-{
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        *(float4 *)(s.state + mine + i * GDN_V) = make_float4(S[i][0], S[i][1], S[i][2], S[i][3]);
-    }
-}
-__device__ __forceinline__ void smem_to_slot(float *p, const gdn_smem &s)
-{
-#pragma unroll
-    for (uint32_t j = 0; j < GDN_D * GDN_V / 4 / 256; ++j) {
-        const uint32_t i = j * 256 + threadIdx.x, k = i / (GDN_V / 4), c = i % (GDN_V / 4) * 4;
-        *(float4 *)(p + k * GDN_D + c) = *(const float4 *)(s.state + gdn_key(k) + c);
-    }
-}
-
-/* The run that begins at row `first`. round: of the block, over all its runs. */
-__device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t first, uint32_t kh, uint32_t rank,
-                                        bool &waited, uint32_t &round)
-{
-    const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, n_rows = a.step.n_rows;
-    const uint32_t vh = kh * a.group + rank / 2, half = rank & 1;
-    const uint32_t k0 = a.k_heads * GDN_D, v0 = 2 * k0, channels = v0 + a.v_heads * GDN_D;
-    const uint32_t z0 = channels, b0 = z0 + a.v_heads * GDN_D, a0 = b0 + a.v_heads;
-    const uint32_t c0[3] = {kh * GDN_D, k0 + kh * GDN_D, v0 + vh * GDN_D + half * GDN_V};
-    const int32_t slot = __ldcg(a.step.state_in + first);
-    uint32_t len = 0; /* of the run */
-    for (uint32_t i = first + 1;; i += 32) {
-        const uint32_t r = i + lane;
-        const uint32_t b = __ballot_sync(0xffffffffu, r >= n_rows || __ldcg(a.step.first + r) != (int32_t)first ||
-                                                          __ldcg(a.step.pos + r) < 0);
-        if (b) {
-            len = i + __ffs(b) - 1 - first;
-            break;
-        }
-    }
-    /* S: keys kp * 8 + i, columns v .. v + 3 */
-    const uint32_t kp = lane >> 1, col = warp * 8 + (lane & 1) * 4, mine = gdn_key(kp * 8) + col;
-    const uint64_t block = (uint64_t)vh * GDN_D * GDN_D + half * GDN_V;
-    float S[8][4];
-    if (slot >= 0) {
-#pragma unroll
-        for (uint32_t j = 0; j < GDN_D * GDN_V / 4 / 256; ++j) {
-            const uint32_t i = j * 256 + tid, k = i / (GDN_V / 4), c = i % (GDN_V / 4) * 4;
-            copy16(s.state + gdn_key(k) + c, a.s + slot * a.s_stride + block + k * GDN_D + c);
-        }
-    }
-    copy_commit();
-    if (!waited) {
-        if (tid < 10 * a.taps) { /* lines of the history and of the taps */
-            const uint32_t j = tid / 10, l = tid % 10;
-            const uint32_t ch = c0[l < 4 ? 0 : l < 8 ? 1 : 2] + (l < 8 ? l & 3 : l - 8) * 32;
-            prefetch_l2(a.conv_w + (uint64_t)ch * a.taps + j * 32);
-            if (slot >= 0 && j + 1 < a.taps) {
-                prefetch_l2(a.conv_state + slot * a.conv_stride + (uint64_t)j * channels + ch);
+            if (ends && (single || e == 0)) { /* what lay in the slot has been used */
+                ask(i + e * single + a.slots, at);
+                at = at + 1 == a.slots ? 0 : at + 1;
             }
-        }
-        pdl_wait();
-        waited = true;
-    }
-    int32_t last_to = -1;
-    for (uint32_t t0 = 0; t0 < len; t0 += GDN_T, ++round) {
-        const uint32_t n = len - t0 < GDN_T ? len - t0 : GDN_T;
-        if (t0) {
+            const bool b4 = lane & 16, b3 = lane & 8;
+#pragma unroll
+            for (int c = 0; c < 4; ++c) { /* k where bit 4 of the lane is clear */
+                const float x = b4 ? sq[c] : sk[c], y = b4 ? sk[c] : sq[c];
+                sk[c] = x + __shfl_xor_sync(0xffffffffu, y, 16);
+            }
+            const float x0 = b3 ? sk[2] : sk[0], x1 = b3 ? sk[3] : sk[1];
+            const float y0 = __shfl_xor_sync(0xffffffffu, b3 ? sk[0] : sk[2], 8);
+            const float y1 = __shfl_xor_sync(0xffffffffu, b3 ? sk[1] : sk[3], 8);
+            *(float2 *)&s.part[buf][kw][lane >> 4][col + (b3 ? 2 : 0)] = make_float2(x0 + y0, x1 + y1);
+            dot += __shfl_xor_sync(0xffffffffu, dot, 16);
+            dot += __shfl_xor_sync(0xffffffffu, dot, 8);
+            if (cg == 0 && lane == 0) {
+                s.dot[buf][kw] = dot;
+            }
             __syncthreads();
-        }
-        float z[2];
-#pragma unroll
-        for (uint32_t e = 0; e < 2; ++e) {
-            const uint32_t t = tid / GDN_V + 4 * e;
-            z[e] = t < n ? __ldcg(a.in + (uint64_t)(first + t0 + t) * a.in_stride + z0 + vh * GDN_D + half * GDN_V +
-                                  tid % GDN_V) : 0.0f;
-        }
-        if (tid < n) {
-            s.to[tid] = __ldcg(a.step.state_out + first + t0 + tid);
-        }
-        for (uint32_t task = warp; task < 3 * n; task += 8) {
-            const uint32_t t = task / 3, what = task - 3 * t;
-            const int32_t i = (int32_t)(t0 + t), to = __ldcg(a.step.state_out + first + t0 + t);
-            if (what < 2) {
-                float x[4], q = 0.0f;
-                gdn_conv<4>(a, s, first, i, c0[what] + lane, what * GDN_D + lane, channels, slot, to,
-                            to >= 0 && rank == 0, x);
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    q = fmaf(x[e], x[e], q);
-                }
-                q = 1.0f / sqrtf(warp_sum(q) + 1e-6f);
-                if (what == 0) {
-                    q *= 0.088388347648318447f; /* 1 / sqrt(128) */
-                }
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    s.qk[t][what][e * 32 + lane] = x[e] * q;
-                }
-            } else {
-                const float *row = a.in + (uint64_t)(first + i) * a.in_stride;
-                const float ga = __ldcg(row + a0 + vh), gb = __ldcg(row + b0 + vh);
-                float x[2];
-                gdn_conv<2>(a, s, first, i, c0[2] + lane, 2 * GDN_D + lane, channels, slot, to, to >= 0, x);
-                s.vs[t][lane] = x[0];
-                s.vs[t][lane + 32] = x[1];
+            const float decay = s.gb[e][0], beta = s.gb[e][1];
+            if (warp >> 1 == (e & 3)) {
+                const uint32_t c = cg * 32 + lane;
+                const auto &p = s.part[buf];
+                const float ks = (p[0][0][c] + p[1][0][c]) + (p[2][0][c] + p[3][0][c]);
+                const float qs = (p[0][1][c] + p[1][1][c]) + (p[2][1][c] + p[3][1][c]);
+                const float d = (s.dot[buf][0] + s.dot[buf][1]) + (s.dot[buf][2] + s.dot[buf][3]);
+                const float o = fmaf(d, beta * (s.vs[e][c] - decay * ks), decay * qs);
+                s.os[e][c] = o;
+                const float q = warp_sum(o * o);
                 if (lane == 0) {
-                    s.gb[t][0] = expf(-expf(__ldg(a.a_log + vh)) * softplus_f(ga + __ldg(a.dt_bias + vh)));
-                    s.gb[t][1] = sigmoid_f(gb);
+                    s.sq[round & 1][half][cg][e] = q;
+                    cluster_store(&s.sq[round & 1][half][cg][e], got, half ^ 1, q);
                 }
             }
-        }
-        if (t0 == 0) {
-            copy_wait<0>();
-        }
-        __syncthreads();
-        if (t0 == 0) {
-            cluster_arrive_relaxed(); /* the history has been read */
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const float4 x = slot < 0 ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : *(const float4 *)(s.state + mine + i * GDN_V);
-                S[i][0] = x.x, S[i][1] = x.y, S[i][2] = x.z, S[i][3] = x.w;
+            float u4[4];
+            {
+                const float4 p0 = *(const float4 *)&s.part[buf][0][0][col];
+                const float4 p1 = *(const float4 *)&s.part[buf][1][0][col];
+                const float4 p2 = *(const float4 *)&s.part[buf][2][0][col];
+                const float4 p3 = *(const float4 *)&s.part[buf][3][0][col];
+                const float4 v = *(const float4 *)&s.vs[e][col];
+                u4[0] = beta * (v.x - decay * ((p0.x + p1.x) + (p2.x + p3.x)));
+                u4[1] = beta * (v.y - decay * ((p0.y + p1.y) + (p2.y + p3.y)));
+                u4[2] = beta * (v.z - decay * ((p0.z + p1.z) + (p2.z + p3.z)));
+                u4[3] = beta * (v.w - decay * ((p0.w + p1.w) + (p2.w + p3.w)));
             }
-        }
-        for (uint32_t t = 0; t < n; ++t) {
-            const float decay = s.gb[t][0], beta = s.gb[t][1];
-            float k[8], q[8], u[4], sum[4] = {};
+            buf ^= 1;
+            const int32_t dest = en.to;
+            float *p = a.s + dest * (int64_t)a.s_stride + (uint64_t)en.head * GDN_D * GDN_D + mine;
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const float4 x = *(const float4 *)&s.qk[t][1][kp * 8 + 4 * h], y = *(const float4 *)&s.qk[t][0][kp * 8 + 4 * h];
-                k[4 * h] = x.x, k[4 * h + 1] = x.y, k[4 * h + 2] = x.z, k[4 * h + 3] = x.w;
-                q[4 * h] = y.x, q[4 * h + 1] = y.y, q[4 * h + 2] = y.z, q[4 * h + 3] = y.w;
-            }
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
+            for (int h = 0; h < 8; ++h) {
 #pragma unroll
                 for (int c = 0; c < 4; ++c) {
-                    sum[c] = fmaf(S[i][c], k[i], sum[c]);
+                    S[h][c] = fmaf(kk[h], u4[c], decay * S[h][c]);
+                }
+                if (dest >= 0) {
+                    __stcs((float4 *)(p + h * GDN_D), make_float4(S[h][0], S[h][1], S[h][2], S[h][3]));
                 }
             }
-            const uint32_t my = (lane & 1) * 4 + (lane >> 4 & 1) * 2 + (lane >> 3 & 1); /* the column of sum_keys */
-            const float delta = beta * (s.vs[t][warp * 8 + my] - decay * sum_keys(sum, lane));
+        }
+        if (!ends) { /* until the run's next batch */
 #pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                u[c] = __shfl_sync(0xffffffffu, delta, (lane & 1) | (c >> 1) << 4 | (c & 1) << 3);
-                sum[c] = 0.0f;
-            }
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-#pragma unroll
-                for (int c = 0; c < 4; ++c) {
-                    S[i][c] = fmaf(k[i], u[c], decay * S[i][c]);
-                    sum[c] = fmaf(S[i][c], q[i], sum[c]);
-                }
-            }
-            const float o = sum_keys(sum, lane);
-            if ((lane & 6) == 0) {
-                s.os[t][warp * 8 + my] = o;
-            }
-            const int32_t to = s.to[t];
-            if (t0 + t + 1 == len) {
-                last_to = to; /* with the norm, below */
-            } else if (to >= 0) {
-                __syncthreads(); /* what lay there has left */
-                state_to_smem(s, mine, S);
-                __syncthreads();
-                smem_to_slot(a.s + to * a.s_stride + block, s);
+            for (int h = 0; h < 8; ++h) {
+                sts128(ring + at * (GDN_SLOT * 4) + h * 4096,
+                       make_uint4(__float_as_uint(S[h][0]), __float_as_uint(S[h][1]), __float_as_uint(S[h][2]),
+                                  __float_as_uint(S[h][3])));
             }
         }
-        const bool ends = t0 + n == len && last_to >= 0;
-        if (ends) {
-            if (len > 1) {
-                __syncthreads();
+        if (warp == 7 && lane < sets) {
+            const bool last = heads && seen + heads == 2 * g;
+            s.replace[lane] = last;
+            if (last && !a.whole) {
+                *ticket = 0;
             }
-            state_to_smem(s, mine, S);
-        }
-        __syncthreads();
-        uint64_t *got = &s.got[round & 1];
-        if (warp < n) {
-            const float x = s.os[warp][lane], y = s.os[warp][lane + 32];
-            const float q = warp_sum(fmaf(x, x, y * y));
-            if (lane == 0) {
-                s.part[round & 1][half][warp] = q;
-                if (warp == 0) {
-                    bar_expect(got, 4 * n);
-                }
-                cluster_store(&s.part[round & 1][half][warp], got, rank ^ 1, q);
-            }
-        }
-        if (ends) {
-            smem_to_slot(a.s + last_to * a.s_stride + block, s);
         }
         __syncthreads();
         bar_wait(got, round >> 1 & 1);
@@ -309,35 +420,51 @@ __device__ __forceinline__ void gdn_run(const gdn_args &a, gdn_smem &s, uint32_t
         for (uint32_t e = 0; e < 2; ++e) {
             const uint32_t t = tid / GDN_V + 4 * e, c = tid % GDN_V;
             if (t < n) {
-                const float q = s.part[round & 1][0][t] + s.part[round & 1][1][t];
-                const float f = 1.0f / sqrtf(q / (float)GDN_D + a.eps);
-                a.out[((uint64_t)(first + t0 + t) * a.v_heads + vh) * GDN_D + half * GDN_V + c] =
-                    s.os[t][c] * f * __ldg(a.norm + half * GDN_V + c) * sigmoid_f(z[e]);
+                const float q = (s.sq[round & 1][0][0][t] + s.sq[round & 1][0][1][t]) +
+                                (s.sq[round & 1][1][0][t] + s.sq[round & 1][1][1][t]);
+                const float f = rsqrtf(q * (1.0f / GDN_D) + a.eps);
+                a.out[((uint64_t)s.entry[t].row * V + s.entry[t].head) * GDN_D + half * GDN_V + c] =
+                    s.os[t][c] * f * __ldg(a.norm + half * GDN_V + c) * __fdividef(1.0f, 1.0f + __expf(-z[e]));
             }
         }
-    }
-    cluster_wait();
-    if (last_to >= 0 && last_to == slot) {
-        for (uint32_t i = rank == 0 ? tid : 2 * GDN_D + tid; i < GDN_OWN; i += 256) {
-            const uint32_t part = i / GDN_D, ch = c0[part] + i - part * GDN_D;
-            for (uint32_t j = 0; j + 1 < a.taps; ++j) {
-                a.conv_state[slot * a.conv_stride + (uint64_t)j * channels + ch] = s.hist[j][i];
+        for (uint32_t d = 0; d < sets; ++d) {
+            if (!s.replace[d]) {
+                continue;
+            }
+            const gdn_entry &e = s.entry[s.begin[d]];
+            float *p = a.conv_state + e.slot * a.conv_stride + e.head / g * GDN_D;
+            for (uint32_t x = tid; x < (a.taps - 1) * 64; x += 256) {
+                const uint32_t h = x / 64, w = x / 32 & 1, l = x % 32 * 4;
+                store4(p + (uint64_t)h * a.channels + w * k0 + l, *(const float4 *)&s.hist[d][h][w][l]);
             }
         }
+        if (!single && ends && s.entry[n - 1].to >= 0 && s.entry[n - 1].to == s.entry[0].slot) {
+            float *p = a.conv_state + s.entry[0].slot * a.conv_stride + 2 * k0 + s.entry[0].head * GDN_D + half * GDN_V;
+            for (uint32_t x = tid; x < (a.taps - 1) * 16; x += 256) {
+                const uint32_t h = x / 16, l = x % 16 * 4;
+                store4(p + (uint64_t)h * a.channels + l, *(const float4 *)&s.hist_v[h][l]);
+            }
+        }
+        __syncthreads();
+        if (single) {
+            i += n;
+        } else {
+            t0 = ends ? 0 : t0 + n;
+            i += ends;
+        }
     }
-    __syncthreads();
+    copy_wait<0>();
 }
 
-__global__ void __launch_bounds__(256, 2) gdn_core(const __grid_constant__ gdn_args a)
+template <int TAPS> __global__ void __maxnreg__(112) gdn_core(const __grid_constant__ gdn_args a)
 {
     extern __shared__ __align__(16) uint8_t mem[];
-    gdn_smem &s = *(gdn_smem *)mem;
-    const uint32_t cs = a.group * 2, kh = blockIdx.x / cs, rank = blockIdx.x - kh * cs, lane = threadIdx.x & 31;
+    gdn_smem<TAPS> &s = *(gdn_smem<TAPS> *)mem;
+    const uint32_t lane = threadIdx.x & 31, windows = (a.step.n_rows + GDN_WINDOW - 1) / GDN_WINDOW;
     bool waited = false;
     pdl_next();
     if (a.chunked) {
         pdl_wait();
-        waited = true;
         if (__ldcg(a.n_short) == 0) {
             return;
         }
@@ -347,22 +474,30 @@ __global__ void __launch_bounds__(256, 2) gdn_core(const __grid_constant__ gdn_a
         bar_init(&s.got[1], 1);
         bar_init_done();
     }
-    cluster_arrive_relaxed();
-    cluster_wait(); /* all blocks have begun: their shared memory may be written */
+    cluster_arrive_relaxed(); /* its wait, before the first batch: the other block's shared memory may be written */
     uint32_t round = 0;
-    for (uint32_t r0 = blockIdx.y; r0 < a.step.n_rows; r0 += gridDim.y * 32) {
-        /* which of the block's next 32 rows begin a run: the same answer in all warps of the cluster */
-        const uint32_t r = r0 + lane * gridDim.y;
-        const bool begins = r < a.step.n_rows && __ldcg(a.step.first + r) == (int32_t)r &&
-                            __ldcg(a.step.pos + r) >= 0 &&
-                            !(a.chunked && (__ldcg(a.chunked + r / 32) >> (r & 31) & 1));
-        for (uint32_t b = __ballot_sync(0xffffffffu, begins); b; b &= b - 1) {
-            gdn_run(a, s, r0 + (__ffs(b) - 1) * gridDim.y, kh, rank, waited, round);
+    for (uint32_t w0 = 0; w0 < windows; w0 += 32) {
+        const uint32_t skip = a.chunked && w0 + lane < windows ? __ldcg(a.chunked + w0 + lane) : 0;
+        for (uint32_t b = __ballot_sync(0xffffffffu, w0 + lane < windows && skip != 0xffffffffu); b; b &= b - 1) {
+            const uint32_t w = __ffs(b) - 1;
+            gdn_window<TAPS>(a, s, (w0 + w) * GDN_WINDOW, __shfl_sync(0xffffffffu, skip, w), waited, round);
         }
     }
     if (!waited) {
+        cluster_wait();
         pdl_wait();
     }
+}
+
+template <int TAPS> static int gdn_few(struct qx_queue *q, gdn_args &a)
+{
+    const uint32_t fixed = (uint32_t)offsetof(gdn_smem<TAPS>, ring), alone = ALONE_SHARED;
+    /* where a prompt's long runs are others' work there is little to do here, and little is to be in the way */
+    a.slots = !a.chunked && fixed + 3 * GDN_SLOT * 4 <= (uint32_t)q->smem_max ? 3 : 1;
+    const uint32_t smem = fixed + a.slots * GDN_SLOT * 4;
+    const uint32_t most = (uint32_t)q->n_sm / 2, pairs = a.v_heads * (a.step.n_rows < most ? a.step.n_rows : most);
+    return launch_cluster(q, "gdn", gdn_core<TAPS>, dim3(2 * (pairs < most ? pairs : most)), dim3(256),
+                          a.slots == 1 || smem > alone ? smem : alone, 2, a);
 }
 
 extern "C" int qx_cuda_gdn(struct qx_queue *q, const struct qx_op_gdn *o)
@@ -381,6 +516,9 @@ extern "C" int qx_cuda_gdn(struct qx_queue *q, const struct qx_op_gdn *o)
     }
     if (o->s_slot_stride % 4 || ((uintptr_t)o->s & 15)) {
         return qx_queue_refuse(q, "gdn", "a state that does not begin at a multiple of 16 bytes");
+    }
+    if ((((uintptr_t)o->in | (uintptr_t)o->conv_state) & 7) || o->in_stride % 2 || o->conv_slot_stride % 2) {
+        return qx_queue_refuse(q, "gdn", "rows that do not begin at a multiple of 8 bytes");
     }
     gdn_args a = {};
     a.step = *o->step;
@@ -401,13 +539,14 @@ extern "C" int qx_cuda_gdn(struct qx_queue *q, const struct qx_op_gdn *o)
     a.s_stride = o->s_slot_stride;
     a.out = o->out;
     const uint32_t n = o->step->n_rows;
+    a.whole = (uint64_t)n * o->k_heads > QX_N_TICKETS;
+    a.tickets = q->tickets;
+    a.channels = (2 * o->k_heads + o->v_heads) * GDN_D;
     if (gdn_prompt_fits(q, o)) {
         const int r = gdn_prompt(q, o, &a);
         if (r) {
             return r;
         }
     }
-    const uint32_t most = a.chunked ? 8 : 64;
-    return launch_cluster(q, "gdn", gdn_core, dim3(o->k_heads * a.group * 2, n < most ? n : most), dim3(256),
-                          sizeof(gdn_smem), a.group * 2, a);
+    return o->conv_kernel <= 4 ? gdn_few<4>(q, a) : gdn_few<8>(q, a);
 }

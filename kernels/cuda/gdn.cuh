@@ -22,6 +22,10 @@ struct gdn_args {
     /* prompts only: bit r set: row r belongs to a run that the chunked kernels take */
     const uint32_t *chunked;
     const uint32_t *n_short; /* and how many rows it does not take */
+    unsigned *tickets;
+    uint32_t channels;
+    uint32_t slots;          /* of S in shared memory */
+    bool whole;              /* all heads of a key head in one cluster, as there are too few tickets */
 };
 
 /* log(1 + e^x), x itself where that is the nearest f32. */

@@ -59,7 +59,7 @@ static float *copy_of(struct kern_ctx *c, const float *p, size_t n)
 
 static void gdn(struct kern_ctx *c, int v)
 {
-    static const struct { uint32_t kh, vh; unsigned n; struct kern_run runs[8]; bool prompt; } t[] = {
+    static const struct { uint32_t kh, vh; unsigned n; struct kern_run runs[8]; bool prompt; uint32_t taps; } t[] = {
         {2, 4, 1, {{1, 0, 0, -1, 3}}},
         {1, 3, 1, {{1, 9, 0, 0, 1}}},
         {16, 48, 1, {{1, 9, 0, 0, 1}}},
@@ -98,19 +98,29 @@ static void gdn(struct kern_ctx *c, int v)
         {3, 3, 3, {{2, 9, 0, 0, 1}, {5, 9, 1, 1, 1}, {1, 0, 2, -1, 3}}},
         {5, 20, 3, {{3, 9, 0, 0, 1}, {-1, 0, 0, 0, 0}, {4, 9, 1, 1, 1}}},
         {16, 48, 1, {{8, 9, 0, 0, 2}}},
+        /* other numbers of taps; runs that begin in the first rows and end behind the 32nd; more rows times key heads
+         * than there are tickets; runs of one row whose heads fill several batches */
+        {2, 6, 4, {{1, 9, 0, 0, 1}, {7, 9, 1, 1, 1}, {2, 0, 2, -1, 3}, {9, 9, 3, 3, 2}}, .taps = 6},
+        {1, 3, 3, {{1, 9, 0, 0, 1}, {3, 9, 1, 1, 1}, {2, 0, 2, -1, 3}}, .taps = 3},
+        {2, 2, 2, {{5, 9, 0, 0, 1}, {1, 9, 1, 1, 1}}, .taps = 1},
+        {2, 4, 5, {{30, 9, 0, 0, 1}, {5, 9, 1, 1, 1}, {1, 9, 2, 2, 1}, {33, 9, 3, 3, 3}, {1, 9, 4, 4, 1}}},
+        {64, 64, 3, {{150, 9, 0, 0, 1}, {106, 9, 1, 1, 3}, {1, 9, 2, 2, 1}}},
+        {16, 48, 6, {{1, 9, 0, 0, 1}, {1, 9, 1, 1, 1}, {1, 9, 2, 2, 1}, {1, 9, 3, 3, 1}, {1, 9, 4, 4, 1}, {1, 9, 5, 5, 1}}},
+        {16, 48, 5, {{1, 9, 0, 0, 1}, {1, 9, 1, 1, 1}, {1, 9, 2, 2, 1}, {1, 9, 3, 3, 1}, {4, 9, 4, 4, 2}}},
     };
     enum { LAYERS = 8 };
+    uint32_t taps = t[v].taps ? t[v].taps : 4;
     uint32_t kh = t[v].kh, vh = t[v].vh, ch = 2 * kh * 128 + vh * 128, width = ch + vh * 128 + 2 * vh, slots;
     struct qx_step *s = kern_step(c, t[v].runs, t[v].n, 100, &slots);
     uint32_t n = s->n_rows;
-    struct qx_op_gdn a = {.step = s, .k_heads = kh, .v_heads = vh, .k_dim = 128, .v_dim = 128, .conv_kernel = 4,
+    struct qx_op_gdn a = {.step = s, .k_heads = kh, .v_heads = vh, .k_dim = 128, .v_dim = 128, .conv_kernel = taps,
                           .in_stride = width, .eps = 1e-6f, .chunk = 0, .prompt = t[v].prompt};
     a.in = kern_f32(c, (size_t)n * width, 1.0f);
-    a.conv_w = kern_f32(c, (size_t)ch * 4, 0.5f);
+    a.conv_w = kern_f32(c, (size_t)ch * taps, 0.5f);
     a.a_log = kern_f32(c, vh, 0.5f);
     a.dt_bias = kern_f32(c, vh, 1.0f);
     a.norm = kern_f32(c, 128, 1.0f);
-    a.conv_slot_stride = (uint64_t)3 * ch + 8;
+    a.conv_slot_stride = (uint64_t)(taps - 1) * ch + 8;
     a.s_slot_stride = (uint64_t)vh * 128 * 128 + 4;
     a.conv_state = kern_f32(c, slots * a.conv_slot_stride, 1.0f);
     a.s = kern_f32(c, slots * a.s_slot_stride, 0.3f);
@@ -171,5 +181,6 @@ static void gdn(struct kern_ctx *c, int v)
 const struct kern_case kern_cases_gdn[] = {G(0), G(1), G(2), G(3), G(4), G(5), G(6), G(7), G(8), G(9), G(10), G(11),
                                            G(12), G(13), G(14), G(15), G(16), G(17), G(18), G(19), G(20),
                                            B(21), B(22), B(23), B(24), B(25), B(26), B(27),
-                                           G(28), G(29), G(30), G(31), G(32),
+                                           G(28), G(29), G(30), G(31), G(32), G(33), G(34), G(35), G(36), G(37), G(38),
+                                           G(39),
                                            {0, 0, 0, 0, 0}};
