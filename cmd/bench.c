@@ -47,7 +47,7 @@ static const struct opt options[] = {
     {OPT_U64, 0, "draft-vocab", "N", &o.draft_vocab, 0, "choose drafts among N ids", 0, 0},
     {OPT_U64, 0, "shared", "N", &o.shared, &o.has_shared, "a workload instead: requests of N ids in common and --prompt of their own", 0, 0},
     {OPT_U64, 0, "repeat", "R", &o.repeat, &o.has_repeat, "runs of each row (default 5)", 0, 0},
-    {OPT_FLAG, 0, "kernels", 0, &o.kernels, 0, "also time each op of a decode step alone, against its own floor", 0, 0},
+    {OPT_FLAG, 0, "kernels", 0, &o.kernels, 0, "also time each op of a decode step, and of rounds of drafts, alone against its own floor", 0, 0},
     {OPT_GROUP, 0, 0, 0, 0, 0, "Device and memory", 0, 0},
     {OPT_STR, 0, "device", "DEV", &o.device, 0, "cpu, cuda or cuda:N (default: cuda if there is one)", 0, 0},
     {OPT_U64, 0, "gpus", "N", &o.gpus, 0, "number of devices (1)", 0, 0},
@@ -183,23 +183,19 @@ static void emit(struct job *j, const struct qx_bench_row *r)
     }
 }
 
-static int kernels(struct job *j, struct qx_error *err)
+/* `what`: NULL, or the part of a round of k drafts. */
+static void print_ops(struct job *j, const struct qx_bench_op ops[QX_OP_COUNT + 1], const char *what, uint32_t k)
 {
     static const struct table_col kc[] = {{"op", false, false},    {"nodes", true, false}, {"us/step", true, false},
                                           {"share", true, false},  {"MB", true, false},    {"GB/s", true, false},
                                           {"floor", true, false}};
-    struct qx_bench_op ops[QX_OP_COUNT];
-    int rc = qx_bench_ops(j->m, (uint32_t)(o.has_streams ? o.streams.v[0] : 1), o.has_depth ? o.depth.v[0] : default_depth, ops, err);
-    if (rc) {
-        return rc;
-    }
     double sum = 0.0;
     for (int i = 0; i < QX_OP_COUNT; ++i) {
         sum += ops[i].s;
     }
     struct table t;
     table_init(&t, kc, QX_ARRAY_LEN(kc));
-    for (int i = 0; i < QX_OP_COUNT; ++i) {
+    for (int i = 0; i <= QX_OP_COUNT; ++i) {
         if (!ops[i].n_nodes) {
             continue;
         }
@@ -210,6 +206,10 @@ static int kernels(struct job *j, struct qx_error *err)
             qx_json_obj(&w, NULL);
             qx_json_str(&w, "schema", "qx.bench/1");
             qx_json_str(&w, "kind", "op");
+            if (what) {
+                qx_json_str(&w, "part", what);
+                qx_json_u64(&w, "draft", k);
+            }
             qx_json_str(&w, "op", ops[i].name);
             qx_json_u64(&w, "nodes", ops[i].n_nodes);
             qx_json_f64(&w, "us", ops[i].s * 1e6);
@@ -235,7 +235,37 @@ static int kernels(struct job *j, struct qx_error *err)
         table_print(&t, &j->ui, 0);
     }
     table_fini(&t);
+}
+
+static int round_kernels(struct job *j, uint32_t k, uint64_t depth, struct qx_error *err)
+{
+    struct qx_bench_op check[QX_OP_COUNT + 1], drafts[QX_OP_COUNT + 1];
+    double s;
+    int rc = qx_bench_round_ops(j->m, k, o.has_accept ? o.accept : 1.0, depth, check, drafts, &s, err);
+    if (rc) {
+        return rc;
+    }
+    char line[160];
+    snprintf(line, sizeof line, "\nA round of %u on the device alone: %.3f ms. Its verification:\n", k, s * 1e3);
+    ui_out_str(j->ui.json ? "" : line);
+    print_ops(j, check, "verification", k);
+    ui_out_str(j->ui.json ? "" : "\nIts drafts:\n");
+    print_ops(j, drafts, "drafts", k);
     return 0;
+}
+
+static int kernels(struct job *j, struct qx_error *err)
+{
+    struct qx_bench_op ops[QX_OP_COUNT + 1];
+    uint64_t depth = o.has_depth ? o.depth.v[0] : default_depth;
+    int rc = qx_bench_ops(j->m, (uint32_t)(o.has_streams ? o.streams.v[0] : 1), depth, ops, err);
+    if (!rc) {
+        print_ops(j, ops, NULL, 0);
+    }
+    for (size_t i = 0; i < o.draft.n && !rc; ++i) {
+        rc = round_kernels(j, (uint32_t)o.draft.v[i], depth, err);
+    }
+    return rc;
 }
 
 static int plot(const struct job *j, struct qx_error *err)

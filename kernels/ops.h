@@ -132,15 +132,6 @@ struct qx_op_linear {
     bool acc, act_bf16, prompt;
 };
 
-/* y = Z(x; w) over groups: row = n_groups runs of `group`; weight [n_groups * group]; 1 + w (2). */
-struct qx_op_rmsnorm {
-    uint32_t n_rows, n_groups, group;
-    const float *x;              /* [n_rows, n_groups * group] */
-    const float *w;
-    float eps;
-    float *y;                    /* same shape; may alias x */
-};
-
 /* Gated DeltaNet core (6.1 steps 2..8 without the projections). Input row layout of `in`:
  * p (conv channels = 2*k_heads*k_dim + v_heads*v_dim), z (v_heads*v_dim), b (v_heads), a (v_heads). */
 struct qx_op_gdn {
@@ -366,6 +357,20 @@ struct qx_op_advance {
     int32_t *ring;               /* device or mapped host memory */
     uint32_t ring_len;
     uint64_t *count;             /* one counter, beside the ring */
+};
+
+/* What the draft head's matrices read (10.1): e[r] = Z(embedding of id[r]; norm_e) and y[r] = Z(wide state of
+ * row r; norm_wide), one statistic over all of its streams. The wide state is wide[i][row[i][r]] of the first i
+ * that has one: row[i] NULL means r itself, a negative number none; of neither there are zeros. */
+struct qx_op_draft_in {
+    const struct qx_step *step;
+    struct qx_weight table;      /* [vocab, hidden] */
+    uint32_t width;
+    const float *wide[2];        /* [.., width]; NULL: none */
+    const int32_t *row[2];       /* [step rows] or NULL */
+    const float *norm_e, *norm_wide; /* [hidden], [width], 1 + w */
+    float eps;
+    float *e, *y;                /* [step rows, hidden], [step rows, width] */
 };
 
 /* What the draft head's step leaves for the next round, by sequence s = seq[row[j]] of its row[j]:

@@ -197,44 +197,80 @@ int qx_bench_decode(struct qx_model *m, uint32_t streams, uint64_t depth, uint32
     return rc;
 }
 
-int qx_bench_drafts(struct qx_model *m, uint32_t k, double accept, uint64_t depth, uint32_t n, uint32_t repeat,
-                    struct qx_bench_row *out, struct qx_error *err)
+/* ---- rounds of drafts --------------------------------------------------------------------- */
+
+/* The line's sequence as if it had read `depth` ids and chosen the next. */
+static int enter_rounds(struct qx_model *m, struct qx_line *line, uint64_t depth, uint32_t seed, struct qx_error *err)
 {
-    *out = (struct qx_bench_row){.streams = 1, .depth = depth, .drafts = k};
-    repeat = repeat < 1 ? 1 : repeat > 64 ? 64 : repeat;
-    double t[64], expert = 0.0, by_op[QX_OP_COUNT];
-    struct bench_seqs b;
-    uint64_t tokens_kept = 0;
+    struct qx_seq *s = &m->seqs[line->seq];
+    int rc = 0;
+    s->n_ids = 0;
+    for (uint64_t i = 0; i <= depth && !rc; ++i) {
+        rc = qx_seq_push(m, line->seq, (uint32_t)((i * 2654435761u + seed) % m->cfg->vocab_size), err);
+    }
+    s->n_done = depth;
+    s->n_mtp = depth - 1;
+    s->held = true;
+    s->cur = s->slots[0];
+    line->done = line->has_next = false;
+    return rc;
+}
+
+/* Round number i of those that keep `accept` tokens on average. */
+static int one_round(struct qx_model *m, struct qx_line *line, double accept, uint32_t i, struct qx_error *err)
+{
+    line->n_forced = (uint32_t)((accept - 1.0) * (i + 1)) - (uint32_t)((accept - 1.0) * i);
+    return qx_line_round(m, &line, 1, err);
+}
+
+/* What a round's verification and its drafts must move, by op; returns the experts of the verification. */
+static double round_bytes(const struct qx_model *m, uint32_t k, uint64_t depth, double expert,
+                          double check[QX_OP_COUNT], double drafts[QX_OP_COUNT])
+{
+    double miss = 1.0 - (double)m->cfg->n_experts_per_tok / m->cfg->n_experts;
+    double unique = m->cfg->n_experts * (1.0 - pow(miss, k + 1.0));
+    qx_step_bytes(m, k + 1, depth, unique, expert, check);
+    qx_draft_bytes(m, expert, drafts);
+    for (int i = 0; i < QX_OP_COUNT; ++i) {
+        drafts[i] *= k;
+    }
+    return unique;
+}
+
+static int can_draft(const struct qx_model *m, uint32_t k, double accept, uint64_t depth, struct qx_error *err)
+{
     if (!(accept >= 1.0) || accept > k + 1.0) {
         return qx_fail(err, QX_E_USAGE, "usage", "%u drafts a round keep 1 to %u tokens", k, k + 1);
     }
     if (!m->mtp.loaded || k > m->budget.draft_max || !depth) {
         return qx_fail(err, QX_E_USAGE, "usage", "%u drafts a round need a draft head and some context", k);
     }
+    return 0;
+}
+
+int qx_bench_drafts(struct qx_model *m, uint32_t k, double accept, uint64_t depth, uint32_t n, uint32_t repeat,
+                    struct qx_bench_row *out, struct qx_error *err)
+{
+    *out = (struct qx_bench_row){.streams = 1, .depth = depth, .drafts = k};
+    repeat = repeat < 1 ? 1 : repeat > 64 ? 64 : repeat;
+    double t[64], expert = 0.0, check[QX_OP_COUNT], drafts[QX_OP_COUNT];
+    struct bench_seqs b;
+    uint64_t tokens_kept = 0;
+    QX_TRY(can_draft(m, k, accept, depth, err));
     uint64_t tokens = depth + (uint64_t)(repeat + 1) * n * (k + 1) + 8;
     if (tokens > m->budget.ctx_tokens) {
         tokens = m->budget.ctx_tokens;
     }
     int rc = open_seqs(m, 1, tokens, &b, err);
-    struct qx_line line = {.seq = b.n ? b.seq[0] : 0, .p = QX_GEN_PARAMS_DEFAULT}, *lines = &line;
+    struct qx_line line = {.seq = b.n ? b.seq[0] : 0, .p = QX_GEN_PARAMS_DEFAULT};
     line.p.draft = (int32_t)k;
     for (uint32_t r = 0; r <= repeat && !rc; ++r) { /* the first is the warm-up */
-        struct qx_seq *s = &m->seqs[line.seq];
-        s->n_ids = 0;
-        for (uint64_t i = 0; i <= depth && !rc; ++i) {
-            rc = qx_seq_push(m, line.seq, (uint32_t)((i * 2654435761u + r) % m->cfg->vocab_size), err);
-        }
-        s->n_done = depth;
-        s->n_mtp = depth - 1;
-        s->held = true;
-        s->cur = s->slots[0];
-        line.done = line.has_next = false;
+        rc = enter_rounds(m, &line, depth, r, err);
         uint64_t waits = m->be->n_waits, allocs = m->be->n_allocs, before = line.stats.n_tokens;
         double t0 = now_s();
         uint32_t rounds = 0;
         for (; !rc && rounds < n && !line.done; ++rounds) {
-            line.n_forced = (uint32_t)((accept - 1.0) * (rounds + 1)) - (uint32_t)((accept - 1.0) * rounds);
-            rc = qx_line_round(m, &lines, 1, err);
+            rc = one_round(m, &line, accept, rounds, err);
         }
         out->n_waits += r ? m->be->n_waits - waits : 0;
         out->n_allocs += r ? m->be->n_allocs - allocs : 0;
@@ -255,13 +291,10 @@ int qx_bench_drafts(struct qx_model *m, uint32_t k, double accept, uint64_t dept
             }
         }
         out->tokens = out->n_steps ? (double)tokens_kept / (double)out->n_steps : 1.0;
-        double miss = 1.0 - (double)m->cfg->n_experts_per_tok / m->cfg->n_experts;
-        out->unique_experts = m->cfg->n_experts * (1.0 - pow(miss, k + 1.0));
-        qx_step_bytes(m, k + 1, depth, out->unique_experts, expert, by_op);
+        out->unique_experts = round_bytes(m, k, depth, expert, check, drafts);
         for (int i = 0; i < QX_OP_COUNT; ++i) {
-            out->bytes += by_op[i];
+            out->bytes += check[i] + drafts[i];
         }
-        out->bytes += k * qx_draft_bytes(m, expert);
     }
     close_seqs(m, &b);
     return rc;
@@ -348,24 +381,82 @@ static struct qx_ops only(const struct qx_ops *all, int op)
     return o;
 }
 
-static int record_step(struct qx_model *m, uint32_t n, void **graph, uint64_t *nodes, struct qx_error *err)
+/* Time of one run of a recorded graph, which it destroys. */
+static int time_graph(struct qx_model *m, void *graph, double *s, struct qx_error *err)
 {
-    struct qx_pending pending = {0};
-    int rc = m->be->graph_begin(m->q, err);
-    if (rc) {
-        return rc;
+    int rc = 0;
+    for (int r = 0; r < 3 && !rc; ++r) {
+        rc = m->be->graph_launch(m->q, graph);
     }
-    rc = qx_graph_layers(m, &m->ctl.step, &pending, NULL, NULL, err);
-    rc = rc ? rc : qx_graph_head(m, &m->mixer, n, m->b.x, &pending, NULL, n, &m->head, err);
-    int rs = m->be->ops->sample(m->q, &(struct qx_op_sample){.n_rows = n, .vocab = m->cfg->vocab_size,
-                                                             .logits = m->b.logits, .params = m->ctl.params,
-                                                             .pos = m->ctl.spos, .id = m->b.out_id,
-                                                             .scratch = m->b.sample_scratch});
-    int end = m->be->graph_end(m->q, graph, nodes, err);
-    return rc ? rc : rs ? qx_model_op_failed(m, "sample", rs, err) : end;
+    rc = rc ? qx_model_op_failed(m, "graph", rc, err) : m->be->wait(m->q, err);
+    double t0 = now_s();
+    for (int r = 0; r < 20 && !rc; ++r) {
+        rc = m->be->graph_launch(m->q, graph);
+    }
+    rc = rc ? rc : m->be->wait(m->q, err);
+    *s = (now_s() - t0) / 20;
+    m->be->graph_destroy(m->be, graph);
+    return rc;
 }
 
-int qx_bench_ops(struct qx_model *m, uint32_t streams, uint64_t depth, struct qx_bench_op out[QX_OP_COUNT],
+/* What is recorded op by op: a decode step of n rows, or a part of a round. */
+struct op_list { uint32_t n, k, n_kept; bool round; enum qx_round_part part; };
+
+static int issue(struct qx_model *m, const struct op_list *l, bool whole, struct qx_error *err)
+{
+    if (l->round) {
+        return qx_exec_round_ops(m, l->k, l->n_kept, l->part, whole, err);
+    }
+    struct qx_pending pending = {0};
+    QX_TRY(qx_graph_layers(m, &m->ctl.step, &pending, NULL, NULL, err));
+    QX_TRY(qx_graph_head(m, &m->mixer, l->n, m->b.x, &pending, NULL, l->n, &m->head, err));
+    QX_RUN(m, sample, (&(struct qx_op_sample){.n_rows = l->n, .vocab = m->cfg->vocab_size, .logits = m->b.logits,
+                                              .params = m->ctl.params, .pos = m->ctl.spos, .id = m->b.out_id,
+                                              .scratch = m->b.sample_scratch}), err);
+    return 0;
+}
+
+/* Every op of the list alone, then all of them. */
+static int time_ops(struct qx_model *m, const struct op_list *l, const double by_op[QX_OP_COUNT],
+                    struct qx_bench_op out[QX_OP_COUNT + 1], struct qx_error *err)
+{
+    const struct qx_ops *all = m->be->ops;
+    struct qx_bench_op copies = {0}; /* what is recorded beside ops */
+    int rc = 0;
+    for (int i = -1; i <= QX_OP_COUNT && !rc; ++i) {
+        struct qx_ops one = only(all, i);
+        struct qx_bench_op *o = i < 0 ? &copies : &out[i];
+        void *g = NULL;
+        bool whole = i == QX_OP_COUNT;
+        *o = (struct qx_bench_op){.name = whole ? "all" : i < 0 ? NULL : qx_op_names[i],
+                                  .bytes = whole || i < 0 ? 0.0 : by_op[i]};
+        for (int j = 0; whole && j < QX_OP_COUNT; ++j) {
+            o->bytes += by_op[j];
+        }
+        m->be->ops = whole ? all : &one;
+        rc = m->be->graph_begin(m->q, err);
+        if (!rc) {
+            rc = issue(m, l, whole, err);
+            struct qx_error ignored;
+            int end = m->be->graph_end(m->q, &g, &o->n_nodes, rc ? &ignored : err);
+            rc = rc ? rc : end;
+        }
+        m->be->ops = all;
+        bool beside = i >= 0 && !whole;
+        if (!rc && o->n_nodes > (beside ? copies.n_nodes : 0)) {
+            rc = time_graph(m, g, &o->s, err);
+        } else {
+            m->be->graph_destroy(m->be, g);
+        }
+        if (beside) {
+            o->n_nodes -= copies.n_nodes;
+            o->s -= o->n_nodes ? copies.s : 0.0;
+        }
+    }
+    return rc;
+}
+
+int qx_bench_ops(struct qx_model *m, uint32_t streams, uint64_t depth, struct qx_bench_op out[QX_OP_COUNT + 1],
                  struct qx_error *err)
 {
     struct bench_seqs b;
@@ -376,32 +467,50 @@ int qx_bench_ops(struct qx_model *m, uint32_t streams, uint64_t depth, struct qx
     int rc = open_seqs(m, streams, depth + 8, &b, err);
     rc = rc ? rc : decode_steps(m, &b, depth, 1, NULL, err); /* leaves the control block as a step has it */
     rc = rc ? rc : qx_expert_bytes(m, &expert, err);
-    const struct qx_ops *all = m->be->ops;
     if (!rc) {
         double u = (double)m->cfg->n_experts;
-        qx_step_bytes(m, streams, depth, u * (1.0 - __builtin_pow(1.0 - m->cfg->n_experts_per_tok / u, streams)), expert,
-                   by_op);
+        qx_step_bytes(m, streams, depth, u * (1.0 - pow(1.0 - m->cfg->n_experts_per_tok / u, streams)), expert, by_op);
+        rc = time_ops(m, &(struct op_list){.n = streams}, by_op, out, err);
     }
-    for (int i = 0; i < QX_OP_COUNT && !rc; ++i) {
-        struct qx_ops one = only(all, i);
-        void *g = NULL;
-        out[i] = (struct qx_bench_op){.name = qx_op_names[i], .bytes = by_op[i]};
-        m->be->ops = &one;
-        rc = record_step(m, streams, &g, &out[i].n_nodes, err);
-        m->be->ops = all;
-        if (!rc && out[i].n_nodes) {
-            for (int r = 0; r < 3 && !rc; ++r) {
-                rc = m->be->graph_launch(m->q, g);
-            }
-            rc = rc ? rc : m->be->wait(m->q, err);
-            double t0 = now_s();
-            for (int r = 0; r < 20 && !rc; ++r) {
-                rc = m->be->graph_launch(m->q, g);
-            }
-            rc = rc ? rc : m->be->wait(m->q, err);
-            out[i].s = (now_s() - t0) / 20;
-        }
-        m->be->graph_destroy(m->be, g);
+    close_seqs(m, &b);
+    return rc;
+}
+
+int qx_bench_round_ops(struct qx_model *m, uint32_t k, double accept, uint64_t depth,
+                       struct qx_bench_op check[QX_OP_COUNT + 1], struct qx_bench_op drafts[QX_OP_COUNT + 1],
+                       double *round_s, struct qx_error *err)
+{
+    struct bench_seqs b;
+    double expert = 0.0, by_check[QX_OP_COUNT], by_draft[QX_OP_COUNT];
+    if (!m->be->graph_begin) {
+        return qx_fail(err, QX_E_UNSUPPORTED, "usage", "--kernels needs a device with recorded graphs");
+    }
+    QX_TRY(can_draft(m, k, accept, depth, err));
+    int rc = open_seqs(m, 1, depth + 8 * (k + 1), &b, err);
+    struct qx_line line = {.seq = b.n ? b.seq[0] : 0, .p = QX_GEN_PARAMS_DEFAULT};
+    line.p.draft = (int32_t)k;
+    rc = rc ? rc : enter_rounds(m, &line, depth, 0, err);
+    for (uint32_t i = 0; i < 3 && !rc && !line.done; ++i) { /* leave the control blocks as a round has them */
+        rc = one_round(m, &line, accept, i, err);
+    }
+    rc = rc ? rc : qx_exec_wait(m, err);
+    rc = rc ? rc : qx_expert_bytes(m, &expert, err);
+    struct op_list l = {.round = true, .k = k, .n_kept = line.n_kept, .part = QX_ROUND_CHECK};
+    if (!rc) {
+        round_bytes(m, k, depth, expert, by_check, by_draft);
+        rc = time_ops(m, &l, by_check, check, err);
+        l.part = QX_ROUND_DRAFTS;
+        rc = rc ? rc : time_ops(m, &l, by_draft, drafts, err);
+    }
+    void *g = NULL;
+    l.part = QX_ROUND_ALL;
+    rc = rc ? rc : m->be->graph_begin(m->q, err);
+    if (!rc) {
+        rc = issue(m, &l, true, err);
+        struct qx_error ignored;
+        int end = m->be->graph_end(m->q, &g, NULL, rc ? &ignored : err);
+        rc = rc ? rc : end;
+        rc = rc ? rc : time_graph(m, g, round_s, err);
     }
     close_seqs(m, &b);
     return rc;

@@ -52,9 +52,15 @@ struct qx_bench_load {
 int qx_bench_workload(struct qx_model *m, uint32_t streams, uint64_t shared, uint64_t suffix, uint64_t output,
                       struct qx_bench_load *out, struct qx_error *err);
 
-/* Every op of a decode step alone, over all layers, as one recorded graph: time of a step's share. */
+/* Every op of a decode step alone, over all layers, as one recorded graph: time of a step's share. The last
+ * is all of them together. */
 struct qx_bench_op { const char *name; double s, bytes; uint64_t n_nodes; };
-int qx_bench_ops(struct qx_model *m, uint32_t streams, uint64_t depth, struct qx_bench_op out[QX_OP_COUNT],
+int qx_bench_ops(struct qx_model *m, uint32_t streams, uint64_t depth, struct qx_bench_op out[QX_OP_COUNT + 1],
                  struct qx_error *err);
+/* The same of a round as qx_bench_drafts runs them: of the verification, and of the k drafts. *round_s: both,
+ * with nothing that the host does between rounds. */
+int qx_bench_round_ops(struct qx_model *m, uint32_t k, double accept, uint64_t depth,
+                       struct qx_bench_op check[QX_OP_COUNT + 1], struct qx_bench_op drafts[QX_OP_COUNT + 1],
+                       double *round_s, struct qx_error *err);
 
 #endif

@@ -98,7 +98,7 @@ struct qx_graph { struct qx_graph_key key; void *graph; uint64_t n_nodes, last_u
 
 struct qx_buffers {
     float *x;                   /* [rows, C, hidden] wide state */
-    float *mx, *my;             /* [rows, C, hidden] draft head's wide state, and its other half */
+    float *mx;                  /* [rows, C, hidden] draft head's wide state */
     float *hold;                /* [max_seqs, C, hidden] last wide state: next for the draft head, or for the
                                    head when nothing was sampled from it yet */
     float *prefix_hold;         /* [n_prefixes, C, hidden] wide states at the ends of shared prefixes */
@@ -305,8 +305,9 @@ int qx_graph_layer(struct qx_model *m, const struct qx_layer *l, const struct qx
 int qx_graph_layers(struct qx_model *m, const struct qx_step *s, struct qx_pending *pending,
                     int (*after)(void *user, uint32_t layer, struct qx_error *err), void *user,
                     struct qx_error *err);
-/* Draft head rows: embeds the ids, mixes with wide states `wide` [n_rows, C * hidden] into `out`. */
-int qx_graph_mtp(struct qx_model *m, const struct qx_step *s, const float *wide, float *out,
+/* Draft head rows: the ids' embeddings and wide states mixed into `out`; where from: ops.h, draft_in. */
+struct qx_wide_rows { const float *from[2]; const int32_t *row[2]; };
+int qx_graph_mtp(struct qx_model *m, const struct qx_step *s, const struct qx_wide_rows *wide, float *out,
                  struct qx_pending *pending, struct qx_error *err);
 /* graph_gdn.c, graph_attn.c, graph_moe.c: mixer input in, y out. graph_ple.c: on the wide state. */
 int qx_graph_gdn(struct qx_model *m, const struct qx_layer *l, const struct qx_step *s, const float *in,
@@ -365,6 +366,11 @@ const int32_t *qx_exec_free_ids(struct qx_model *m, uint32_t n, uint64_t i);
  * on the device. Does not wait. */
 int qx_exec_mtp(struct qx_model *m, const struct qx_row *rows, uint32_t n, const struct qx_want *w,
                 struct qx_error *err);
+/* For measuring: the ops of a round of one sequence as the last one ran, of k drafts and n_kept rows for the
+ * draft head, all or a part of them; the control blocks are uploaded again or are what is left there. */
+enum qx_round_part { QX_ROUND_ALL = 0, QX_ROUND_CHECK, QX_ROUND_DRAFTS };
+int qx_exec_round_ops(struct qx_model *m, uint32_t k, uint32_t n_kept, enum qx_round_part part, bool upload,
+                      struct qx_error *err);
 /* Waits for everything enqueued. */
 int qx_exec_wait(struct qx_model *m, struct qx_error *err);
 /* Mixer and head of rows that the last step left: of b.x, of the draft head's rows, or (row i's sequence)

@@ -26,6 +26,7 @@ struct step_plan {
     bool logits_to_host;
     bool penalties;
     uint32_t n_chain, n_drafts; /* lines with drafts to make first, and the most of one */
+    bool again;          /* the device has the control block of an earlier step, which is to do */
 };
 
 int qx_exec_wait(struct qx_model *m, struct qx_error *err)
@@ -180,8 +181,8 @@ static int head_ops(struct qx_model *m, const struct step_plan *p, struct qx_err
 }
 
 /* The draft head's layer and, for n_logits rows, the drafts it chooses, with their probabilities. */
-static int draft_ops(struct qx_model *m, const struct qx_step *s, const float *wide, const int32_t *pick,
-                     uint32_t n_logits, struct qx_error *err)
+static int draft_ops(struct qx_model *m, const struct qx_step *s, const struct qx_wide_rows *wide,
+                     const int32_t *pick, uint32_t n_logits, struct qx_error *err)
 {
     struct qx_buffers *b = &m->b;
     struct qx_pending pending = {0};
@@ -205,10 +206,9 @@ static int mtp_ops(struct qx_model *m, const struct step_plan *p, struct qx_erro
     struct qx_buffers *b = &m->b;
     struct qx_ctl *c = p->prompt ? &m->mpctl : &m->mctl;
     c->step.n_rows = p->n_rows;
-    int rc = upload_ctl(m, c, err);
-    rc = rc ? rc : pick_rows(m, b->x, c->src_x, p->n_rows, b->my, err);
-    rc = rc ? rc : pick_rows(m, b->hold, c->src_hold, p->n_rows, b->my, err);
-    rc = rc ? rc : draft_ops(m, &c->step, b->my, p->all_rows ? NULL : c->pick, p->n_logits, err);
+    int rc = p->again ? 0 : upload_ctl(m, c, err);
+    struct qx_wide_rows wide = {{b->x, b->hold}, {c->src_x, c->src_hold}};
+    rc = rc ? rc : draft_ops(m, &c->step, &wide, p->all_rows ? NULL : c->pick, p->n_logits, err);
     if (!rc && p->n_logits) {
         QX_RUN(m, draft_keep, (&(struct qx_op_draft_keep){
                                   .step = &c->step, .n = p->n_logits,
@@ -235,8 +235,8 @@ static int chain_ops(struct qx_model *m, const struct step_plan *p, struct qx_er
                                   .map = first ? NULL : m->draft_map, .by_seq = first}), err);
         if (nth < p->n_drafts) {
             /* Every row's state is its line's before it, which the last head step left in the same row. */
-            int rc = first ? pick_rows(m, b->mhold, c->chain.seq, p->n_chain, b->my, err) : 0;
-            rc = rc ? rc : draft_ops(m, &c->chain, first ? b->my : b->mx, NULL, p->n_chain, err);
+            struct qx_wide_rows wide = {{first ? b->mhold : b->mx, NULL}, {first ? c->chain.seq : NULL, NULL}};
+            int rc = draft_ops(m, &c->chain, &wide, NULL, p->n_chain, err);
             if (rc) {
                 return rc;
             }
@@ -262,7 +262,7 @@ static int run_ops(struct qx_model *m, const struct step_plan *p, struct step_wa
     struct qx_buffers *b = &m->b;
     struct qx_pending pending = {0};
     c->step.n_rows = p->n_rows;
-    int rc = p->kind == STEP_FREE ? 0 : upload_ctl(m, c, err);
+    int rc = p->kind == STEP_FREE || p->again ? 0 : upload_ctl(m, c, err);
     rc = rc || !p->n_chain ? rc : chain_ops(m, p, err);
     if (rc || p->kind == STEP_CHAIN) {
         return rc;
@@ -334,6 +334,25 @@ static int run_step(struct qx_model *m, const struct step_plan *p, struct step_w
     }
     int rc = be->graph_launch(m->q, g->graph);
     return rc ? qx_model_op_failed(m, "graph", rc, err) : 0;
+}
+
+int qx_exec_round_ops(struct qx_model *m, uint32_t k, uint32_t n_kept, enum qx_round_part part, bool upload,
+                      struct qx_error *err)
+{
+    struct step_plan fed = {.kind = STEP_MTP, .n_rows = n_kept, .n_logits = 1, .all_rows = n_kept == 1,
+                            .again = !upload};
+    struct step_plan step = {.kind = STEP_MAIN, .n_rows = k + 1, .n_logits = k + 1, .all_rows = true,
+                             .again = !upload};
+    if (part != QX_ROUND_CHECK) {
+        step.n_chain = 1;
+        step.n_drafts = k;
+        int rc = run_ops(m, &fed, NULL, err);
+        if (rc || part == QX_ROUND_ALL) {
+            return rc ? rc : run_ops(m, &step, NULL, err);
+        }
+        step.kind = STEP_CHAIN;
+    }
+    return run_ops(m, &step, NULL, err);
 }
 
 static int upload_pages(struct qx_model *m, struct qx_error *err)

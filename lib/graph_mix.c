@@ -126,28 +126,22 @@ int qx_graph_layers(struct qx_model *m, const struct qx_step *s, struct qx_pendi
     return rc;
 }
 
-int qx_graph_mtp(struct qx_model *m, const struct qx_step *s, const float *wide, float *out,
+int qx_graph_mtp(struct qx_model *m, const struct qx_step *s, const struct qx_wide_rows *wide, float *out,
                  struct qx_pending *pending, struct qx_error *err)
 {
     const struct qx_config *c = m->cfg;
     const struct qx_mtp *t = &m->mtp;
     struct qx_buffers *b = &m->b;
-    uint32_t n_wide = c->hc_count * c->hidden_size;
-    int rc = qx_graph_embed(m, s, 1, b->e2, err);
-    if (rc) {
-        return rc;
-    }
-    QX_RUN(m, rmsnorm, (&(struct qx_op_rmsnorm){.n_rows = s->n_rows, .n_groups = 1, .group = c->hidden_size,
-                                                .x = b->e2, .w = t->norm_embedding,
-                                                .eps = (float)c->rms_norm_eps, .y = b->e2}), err);
+    QX_RUN(m, draft_in, (&(struct qx_op_draft_in){.step = s, .table = m->embed, .width = c->hc_count * c->hidden_size,
+                                                  .wide = {wide->from[0], wide->from[1]},
+                                                  .row = {wide->row[0], wide->row[1]},
+                                                  .norm_e = t->norm_embedding, .norm_wide = t->norm_hidden,
+                                                  .eps = (float)c->rms_norm_eps, .e = b->e2, .y = b->scratch}), err);
     QX_RUN(m, linear, (&(struct qx_op_linear){.act_bf16 = m->act_bf16, .prompt = m->prompt,
                                               .n_rows = s->n_rows, .n_weights = 1, .x = b->e2,
                                               .x_stride = c->hidden_size, .y_stride = c->hidden_size,
                                               .w = {t->fc_embedding}, .y = b->e}), err);
-    /* One statistic over the whole wide row, then the same matrix for each stream. */
-    QX_RUN(m, rmsnorm, (&(struct qx_op_rmsnorm){.n_rows = s->n_rows, .n_groups = 1, .group = n_wide,
-                                                .x = wide, .w = t->norm_hidden,
-                                                .eps = (float)c->rms_norm_eps, .y = b->scratch}), err);
+    /* The same matrix for each stream. */
     QX_RUN(m, linear, (&(struct qx_op_linear){.act_bf16 = m->act_bf16, .prompt = m->prompt,
                                               .n_rows = s->n_rows * c->hc_count, .n_weights = 1,
                                               .x = b->scratch, .x_stride = c->hidden_size,

@@ -98,7 +98,6 @@ static int alloc_buffers(struct qx_model *m, struct qx_error *err)
     }
     if (m->mtp.loaded) {
         TAKE(b->mx, rows * wide);
-        TAKE(b->my, rows * wide);
         TAKE(b->mhold, g->max_seqs * wide);
         TAKE(b->next_id, g->max_seqs);
         TAKE(b->next_prob, g->max_seqs);

@@ -107,13 +107,15 @@ int qx_expert_bytes(struct qx_model *m, double *out, struct qx_error *err)
     return rc;
 }
 
-/* What one row of the draft head reads. */
-double qx_draft_bytes(const struct qx_model *m, double expert_bytes)
+void qx_draft_bytes(const struct qx_model *m, double expert_bytes, double by_op[QX_OP_COUNT])
 {
     const struct qx_layer *l = &m->mtp.layer;
-    return mat_bytes(&m->mtp.fc_embedding) + mat_bytes(&m->mtp.fc_hidden) + hc_bytes(m, &l->hc_attn)
-           + hc_bytes(m, &l->hc_mlp) + hc_bytes(m, &m->mtp.mixer) + mat_bytes(&l->qsa.q) + mat_bytes(&l->qsa.k)
-           + mat_bytes(&l->qsa.v) + mat_bytes(&l->qsa.index) + mat_bytes(&l->qsa.o) + mat_bytes(&l->moe.gate)
-           + m->cfg->n_experts_per_tok * expert_bytes + mat_bytes(&l->moe.s_gate) + mat_bytes(&l->moe.s_up)
-           + mat_bytes(&l->moe.s_down) + mat_bytes(&m->draft_head);
+    memset(by_op, 0, QX_OP_COUNT * sizeof *by_op);
+    by_op[QX_OP_hc] = hc_bytes(m, &l->hc_attn) + hc_bytes(m, &l->hc_mlp) + hc_bytes(m, &m->mtp.mixer);
+    by_op[QX_OP_linear] = mat_bytes(&m->mtp.fc_embedding) + mat_bytes(&m->mtp.fc_hidden) + mat_bytes(&l->qsa.q)
+                          + mat_bytes(&l->qsa.k) + mat_bytes(&l->qsa.v) + mat_bytes(&l->qsa.index)
+                          + mat_bytes(&l->qsa.o) + mat_bytes(&m->draft_head);
+    by_op[QX_OP_moe_route] = mat_bytes(&l->moe.gate);
+    by_op[QX_OP_moe] = m->cfg->n_experts_per_tok * expert_bytes + mat_bytes(&l->moe.s_gate) + mat_bytes(&l->moe.s_up)
+                       + mat_bytes(&l->moe.s_down) + mat_bytes(&l->moe.s_gate_vec);
 }

@@ -13,8 +13,8 @@ int qx_expert_bytes(struct qx_model *m, double *out, struct qx_error *err);
  * `unique`: experts a layer. */
 void qx_step_bytes(const struct qx_model *m, uint32_t rows, uint64_t depth, double unique,
                    double expert_bytes, double by_op[QX_OP_COUNT]);
-/* One step of the draft head with its vocabulary. */
-double qx_draft_bytes(const struct qx_model *m, double expert_bytes);
+/* The same of one draft: a row of the draft head, with its vocabulary. */
+void qx_draft_bytes(const struct qx_model *m, double expert_bytes, double by_op[QX_OP_COUNT]);
 /* Operations (a product and its sum are two) that reading a prompt of n tokens needs: matrices of every token,
  * the head of the last one alone, attention to at most the budget, scores of all blocks beyond it. */
 double qx_prompt_flops(const struct qx_model *m, uint64_t n_tokens);

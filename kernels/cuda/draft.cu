@@ -1,6 +1,82 @@
-/* draft.cu: drafts that stay on the device: kept for the next round, and chained into the rows that
- * verify them. */
+/* draft.cu: what the draft head begins with, and drafts that stay on the device: kept for the next round, and
+ * chained into the rows that verify them. */
 #include "common.cuh"
+
+#define DI_T 1024u
+#define DI_N 10u /* values a thread keeps; wider rows are read twice */
+
+/* Norm of a row that `at` gives, by the whole block; w has the first weights of each thread. */
+template <class F>
+__device__ __forceinline__ void in_norm(const F &at, const float (&w)[DI_N], const float *weight, uint32_t n, float eps,
+                                        float *y)
+{
+    __shared__ float part[DI_T / 32];
+    float v[DI_N], s = 0.0f;
+#pragma unroll
+    for (uint32_t k = 0; k < DI_N; ++k) {
+        v[k] = threadIdx.x + k * DI_T < n ? at(threadIdx.x + k * DI_T) : 0.0f;
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < DI_N; ++k) {
+        s = fmaf(v[k], v[k], s);
+    }
+    for (uint32_t i = threadIdx.x + DI_N * DI_T; i < n; i += DI_T) {
+        s = fmaf(at(i), at(i), s);
+    }
+    s = warp_sum(s);
+    if ((threadIdx.x & 31) == 0) {
+        part[threadIdx.x / 32] = s;
+    }
+    __syncthreads();
+    s = warp_sum(part[threadIdx.x & 31]);
+    const float r = 1.0f / sqrtf(s / (float)n + eps);
+#pragma unroll
+    for (uint32_t k = 0; k < DI_N; ++k) {
+        if (threadIdx.x + k * DI_T < n) {
+            y[threadIdx.x + k * DI_T] = (v[k] * r) * w[k];
+        }
+    }
+    for (uint32_t i = threadIdx.x + DI_N * DI_T; i < n; i += DI_T) {
+        y[i] = (at(i) * r) * (1.0f + __ldg(weight + i));
+    }
+}
+
+/* Blocks (row, 0) have wide states, (row, 1) embeddings. */
+__global__ void __launch_bounds__(DI_T) draft_in_rows(const __grid_constant__ struct qx_op_draft_in a,
+                                                      const __grid_constant__ struct qx_step step)
+{
+    const uint32_t r = blockIdx.x, n = blockIdx.y ? a.table.cols : a.width;
+    const float *weight = blockIdx.y ? a.norm_e : a.norm_wide;
+    float w[DI_N];
+#pragma unroll
+    for (uint32_t k = 0; k < DI_N; ++k) {
+        w[k] = threadIdx.x + k * DI_T < n ? 1.0f + __ldg(weight + threadIdx.x + k * DI_T) : 0.0f;
+    }
+    pdl_wait(); /* as in embed_rows: what follows reads the step's numbers before its own wait */
+    pdl_next();
+    if (blockIdx.y) {
+        const int32_t id = __ldcg(step.id + r);
+        const bool in = id >= 0 && (uint32_t)id < a.table.rows;
+        const auto at = [&](uint32_t i) {
+            return in ? weight_at(a.table, (uint32_t)id, i) : __uint_as_float(0x7fc00000u);
+        };
+        in_norm(at, w, weight, n, a.eps, a.e + (uint64_t)r * n);
+        return;
+    }
+    const float *x = nullptr;
+#pragma unroll
+    for (int i = 1; i >= 0; --i) {
+        const int32_t row = !a.wide[i] ? -1 : a.row[i] ? __ldcg(a.row[i] + r) : (int32_t)r;
+        x = row >= 0 ? a.wide[i] + (uint64_t)row * n : x;
+    }
+    const auto at = [&](uint32_t i) { return x ? __ldcg(x + i) : 0.0f; };
+    in_norm(at, w, weight, n, a.eps, a.y + (uint64_t)r * n);
+}
+
+extern "C" int qx_cuda_draft_in(struct qx_queue *q, const struct qx_op_draft_in *o)
+{
+    return launch(q, "draft_in", draft_in_rows, dim3(o->step->n_rows, 2), dim3(DI_T), 0, *o, *o->step);
+}
 
 __global__ void draft_keep_rows(struct qx_step step, struct qx_op_draft_keep a)
 {

@@ -80,6 +80,7 @@ template <int N> __device__ __forceinline__ void load_lanes(float (&v)[N], const
 __global__ void __launch_bounds__(128) qsa_prepare(const __grid_constant__ prep_args a)
 {
     constexpr int N = QSA_MAX_DIM / 32;
+    constexpr uint32_t OLD = 3; /* a block's keys but its last */
     __shared__ float buf[4][QSA_MAX_DIM];
     pdl_next();
     const uint32_t r = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
@@ -104,13 +105,34 @@ __global__ void __launch_bounds__(128) qsa_prepare(const __grid_constant__ prep_
     const float2 rot = lane < half && (task != x0 || ends) ? rope_pair(a.rope, lane, at_pos) : make_float2(1.0f, 0.0f);
     const uint64_t place = task >= k0 && (task < i0 || task == x0) ? kv_slot(a.kv, seq, (uint32_t)pos) : 0;
     const uint32_t first = (uint32_t)__ldcg(a.step.first + r);
+    const uint64_t start = place + 1 - a.ratio; /* a block lies in one page */
+    /* raw keys of the block before this row's, all in flight together: of earlier steps here (embed_rows says why
+     * they may be read), of this step behind the wait */
+    float old[OLD][N];
+    const bool kept = task == x0 && ends && a.ratio <= OLD + 1;
+    const uint32_t n_old = !kept ? 0 : r - first < a.ratio ? a.ratio - 1 - (r - first) : 0;
+#pragma unroll
+    for (uint32_t j = 0; j < OLD; ++j) {
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+            const uint32_t i = lane + 32 * k;
+            old[j][k] = j < n_old && i < n ? kv_get(a.kv, a.kv.raw, (start + j) * a.i_dim + i) : 0.0f;
+        }
+    }
     pdl_wait();
     const uint32_t kv_at = a.n_heads * 2 * a.dim + (task - k0) * a.dim;
     const uint32_t index_at = (2 * a.n_heads + 2 * a.n_kv) * a.dim + (task - i0) * a.i_dim;
     const float *in = a.in + (uint64_t)r * a.stride + (task < k0 ? task * 2 * a.dim : index ? index_at : kv_at);
     load_lanes(v, in, n, lane);
+    if (kept) {
+#pragma unroll
+        for (uint32_t j = 0; j < OLD; ++j) {
+            if (j >= n_old && j + 1 < a.ratio) {
+                load_lanes(old[j], in - (uint64_t)(a.ratio - 1 - j) * a.stride, n, lane);
+            }
+        }
+    }
     if (task == x0) {
-        const uint64_t start = place + 1 - a.ratio; /* a block lies in one page */
         float sum[N];
 #pragma unroll
         for (int k = 0; k < N; ++k) {
@@ -124,7 +146,17 @@ __global__ void __launch_bounds__(128) qsa_prepare(const __grid_constant__ prep_
         }
         /* the block is complete: raw keys of this step's rows from their projections, rounded as the cache
          * rounds them, older ones from the cache */
-        for (uint32_t j = 0; j < a.ratio; ++j) {
+        if (kept) {
+#pragma unroll
+            for (uint32_t j = 0; j <= OLD; ++j) {
+#pragma unroll
+                for (int k = 0; k < N; ++k) {
+                    const float x = j + 1 < a.ratio && j < OLD ? old[j][k] : v[k]; /* the last is this row's own */
+                    sum[k] += j >= a.ratio ? 0.0f : a.kv.bf16 ? bf16_f(to_bf16(x)) : x;
+                }
+            }
+        }
+        for (uint32_t j = 0; j < a.ratio && !kept; ++j) {
             const uint32_t back = a.ratio - 1 - j;
 #pragma unroll
             for (int k = 0; k < N; ++k) {

@@ -1,4 +1,4 @@
-/* rows.cu: ops that move or normalise rows: embed, pick, rmsnorm, decode_rows, ple_gather. */
+/* rows.cu: ops that move rows: embed, pick, decode_rows, ple_gather. */
 #include "common.cuh"
 
 __global__ void embed_rows(struct qx_step step, struct qx_weight t, uint32_t C, float *x)
@@ -40,40 +40,6 @@ extern "C" int qx_cuda_pick(struct qx_queue *q, const struct qx_op_pick *o)
 {
     return launch(q, "pick", pick_rows, dim3((o->width + 255) / 256, o->n), dim3(256), 0, o->in, o->index,
                   o->width, o->out);
-}
-
-__global__ void __launch_bounds__(256) rmsnorm_rows(const float *x, const float *w, uint32_t n_groups,
-                                                    uint32_t group, float eps, float *y)
-{
-    __shared__ float part[8];
-    pdl_next();
-    pdl_wait();
-    const uint32_t g = blockIdx.x;
-    const uint64_t at = ((uint64_t)blockIdx.y * n_groups + g) * group;
-    float s = 0.0f;
-    for (uint32_t i = threadIdx.x; i < group; i += 256) {
-        const float v = __ldcg(x + at + i);
-        s = fmaf(v, v, s);
-    }
-    s = warp_sum(s);
-    if ((threadIdx.x & 31) == 0) {
-        part[threadIdx.x / 32] = s;
-    }
-    __syncthreads();
-    s = 0.0f;
-    for (int i = 0; i < 8; ++i) {
-        s += part[i];
-    }
-    const float r = 1.0f / sqrtf(s / (float)group + eps);
-    for (uint32_t i = threadIdx.x; i < group; i += 256) {
-        y[at + i] = (__ldcg(x + at + i) * r) * (1.0f + __ldg(w + g * group + i));
-    }
-}
-
-extern "C" int qx_cuda_rmsnorm(struct qx_queue *q, const struct qx_op_rmsnorm *o)
-{
-    return launch(q, "rmsnorm", rmsnorm_rows, dim3(o->n_groups, o->n_rows), dim3(256), 0, o->x, o->w,
-                  o->n_groups, o->group, o->eps, o->y);
 }
 
 /* Element c of a table row. */

@@ -4,6 +4,28 @@
 
 #include <string.h>
 
+static void in_row(const struct qx_queue *q, void *user, uint64_t r)
+{
+    const struct qx_op_draft_in *a = user;
+    float *e = a->e + r * a->table.cols, *y = a->y + r * a->width;
+    ref_zrms(q, e, a->norm_e, a->table.cols, (double)a->eps, e);
+    memset(y, 0, 4 * (size_t)a->width);
+    for (int i = 0; i < 2 && a->wide[i]; ++i) {
+        int64_t at = a->row[i] ? a->row[i][r] : (int64_t)r;
+        if (at >= 0) {
+            ref_zrms(q, a->wide[i] + (uint64_t)at * a->width, a->norm_wide, a->width, (double)a->eps, y);
+            break;
+        }
+    }
+}
+
+int ref_draft_in(struct qx_queue *q, const struct qx_op_draft_in *a)
+{
+    ref_embed(q, &(struct qx_op_embed){.step = a->step, .table = a->table, .n_streams = 1, .x = a->e});
+    ref_for(q, a->step->n_rows, (uint64_t)a->width * 2, in_row, (void *)(uintptr_t)a);
+    return 0;
+}
+
 int ref_draft_keep(struct qx_queue *q, const struct qx_op_draft_keep *a)
 {
     (void)q;

@@ -23,21 +23,6 @@ void ref_rope(const struct qx_rope *rope, int64_t pos, float *x)
     }
 }
 
-static void rmsnorm_row(const struct qx_queue *q, void *user, uint64_t r)
-{
-    const struct qx_op_rmsnorm *a = user;
-    for (uint32_t g = 0; g < a->n_groups; ++g) {
-        size_t off = (r * a->n_groups + g) * a->group;
-        ref_zrms(q, a->x + off, a->w + (size_t)g * a->group, a->group, (double)a->eps, a->y + off);
-    }
-}
-
-int ref_rmsnorm(struct qx_queue *q, const struct qx_op_rmsnorm *a)
-{
-    ref_for(q, a->n_rows, (uint64_t)a->n_groups * a->group * 2, rmsnorm_row, (void *)(uintptr_t)a);
-    return 0;
-}
-
 /* ---- hyper-connection --------------------------------------------------------------------- */
 
 struct hc_job {

@@ -1,5 +1,26 @@
-/* check_draft.c: cases of draft_keep and draft_next. */
+/* check_draft.c: cases of draft_in, draft_keep and draft_next. */
 #include "kern.h"
+
+static void in(struct kern_ctx *c, int v)
+{
+    static const struct { uint8_t fmt; uint32_t hidden, width; } sh[] = {
+        {QX_W_BF16, 2560, 10240}, {QX_W_FP8, 32, 128}, {QX_W_BF16, 1, 5}, {QX_W_F32, 11000, 22000}, {QX_W_BF16, 96, 384}};
+    uint32_t h = sh[v].hidden, n = sh[v].width;
+    struct qx_step *s = kern_step(c, (struct kern_run[]){{4, 3, 2, -1, 0}, {2, 8, 4, -1, 0}}, 2,
+                                  140, NULL); /* some ids are past the table: NaN rows */
+    const int32_t from[6] = {2, -1, 0, -1, 4, 4}, held[6] = {1, 3, -1, -1, 0, 2};
+    float *e = kern_new(c, (size_t)6 * h * 4), *y = kern_new(c, (size_t)6 * n * 4);
+    kern_out(c, "e", 'f', e, (size_t)6 * h, 0);
+    kern_out(c, "y", 'f', y, (size_t)6 * n, 0);
+    kern_shape(c, "6 rows of %u, %u", h, n);
+    /* the last takes its rows as they come */
+    KERN_RUN(c, draft_in, {.step = s, .table = kern_weight(c, sh[v].fmt, 100, h, 0), .width = n,
+                           .wide = {kern_f32(c, 6 * n, v == 2 ? 1e-4f : 3.0f), v < 4 ? kern_f32(c, 4 * n, 1.0f) : NULL},
+                           .row = {v < 4 ? kern_put(c, from, sizeof from) : NULL,
+                                   v < 4 ? kern_put(c, held, sizeof held) : NULL},
+                           .norm_e = kern_f32(c, h, 0.3f), .norm_wide = kern_f32(c, n, 0.3f), .eps = 1e-6f, .e = e,
+                           .y = y});
+}
 
 static void keep(struct kern_ctx *c, int v)
 {
@@ -49,6 +70,8 @@ static void next(struct kern_ctx *c, int v)
 }
 
 #define N(i) {"draft_next", "draft_next", next, i, 0}
+#define I(i) {"draft_in", "draft_in", in, i, 0}
 const struct kern_case kern_cases_draft[] = {
+    I(0), I(1), I(2), I(3), I(4),
     {"draft_keep", "draft_keep", keep, 0, 0}, {"draft_keep", "draft_keep", keep, 1, 0},
     N(0), N(1), N(2), N(3), N(4), N(5), {0, 0, 0, 0, 0}};

@@ -1,4 +1,4 @@
-/* check_rows.c: cases of embed, pick, rmsnorm, decode_rows and ple_gather. */
+/* check_rows.c: cases of embed, pick, decode_rows and ple_gather. */
 #include "kern.h"
 
 #include <string.h>
@@ -24,18 +24,6 @@ static void pick(struct kern_ctx *c, int v)
     kern_out(c, "out", 'f', out, 6 * w, 1e-30);
     kern_shape(c, "width %u", w);
     KERN_RUN(c, pick, {.in = in, .index = kern_put(c, idx, sizeof idx), .n = 6, .width = w, .out = out});
-}
-
-static void rmsnorm(struct kern_ctx *c, int v)
-{
-    static const uint32_t sh[][3] = {{1, 4, 2560}, {7, 1, 10240}, {3, 3, 5}, {2, 2, 256}, {9, 1, 1}};
-    uint32_t r = sh[v][0], g = sh[v][1], n = sh[v][2];
-    float *x = kern_f32(c, (size_t)r * g * n, v == 2 ? 1e-4f : 3.0f);
-    float *y = v == 3 ? x : kern_new(c, (size_t)r * g * n * 4); /* in place once */
-    kern_out(c, "y", 'f', y, (size_t)r * g * n, 0);
-    kern_shape(c, "%u x %u x %u", r, g, n);
-    KERN_RUN(c, rmsnorm, {.n_rows = r, .n_groups = g, .group = n, .x = x, .w = kern_f32(c, g * n, 0.3f), .eps = 1e-6f,
-                          .y = y});
 }
 
 /* A table of shards; every code and scale byte value occurs. */
@@ -132,7 +120,6 @@ const struct kern_case kern_cases_rows[] = {
 #define FIVE(op, fn) {op, #fn, fn, 0, 0}, {op, #fn, fn, 1, 0}, {op, #fn, fn, 2, 0}, {op, #fn, fn, 3, 0}, {op, #fn, fn, 4, 0}
     FIVE("embed", embed), {"embed", "embed", embed, 5, 0}, {"embed", "embed", embed, 6, 0},
     {"pick", "pick", pick, 0, 0}, {"pick", "pick", pick, 1, 0},
-    FIVE("rmsnorm", rmsnorm),
     FIVE("ple_gather", gather), {"ple_gather", "far", gather_far, 0, 0},
     FIVE("decode_rows", decode), {"decode_rows", "decode", decode, 5, 0}, {"decode_rows", "decode", decode, 6, 0},
     {"decode_rows", "decode", decode, 7, 0}, {"decode_rows", "decode", decode, 8, 0},
