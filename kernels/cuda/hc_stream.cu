@@ -111,7 +111,8 @@ __global__ void __maxnreg__(B == 4 ? 80 : 64) hc_stream(const __grid_constant__ 
     pdl_next();
     const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, g = lane >> 2, q = lane & 3;
     if (tid >= HC_THREADS) {
-        return; /* there for their registers (launch_alone) */
+        pdl_wait(); /* there for their registers until all blocks have their places (launch_alone) */
+        return;
     }
     /* a pair has two tiles of one stream; the blocks of inject come last and do all rows themselves */
     const uint32_t rank = blockIdx.x & 1, pair = blockIdx.x / 2;

@@ -201,7 +201,8 @@ __global__ void __maxnreg__(NM == 0 ? (F == TF_BF16 ? 72 : 96) : NM == 1 ? 128 :
     fence_async();
     __syncthreads();
     if (warp > LIN_WARPS) {
-        return; /* there for their registers (launch_alone) */
+        pdl_wait(); /* there for their registers until all blocks have their places (launch_alone) */
+        return;
     }
     const uint32_t base = smem_addr(smem), x = base + a.n_slots * a.slot_bytes;
     lin_ring ring = {base, smem_addr(bars), 0, 0};

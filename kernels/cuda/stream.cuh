@@ -11,7 +11,8 @@
 /* One block a multiprocessor, and beside it one of the next such kernel, which fetches its weights before
  * this one has ended. Blocks of one kernel must not share a multiprocessor, which the hardware prefers while
  * others are busy with an earlier kernel: so each takes more than half of the shared memory or of the registers
- * (blocks get idle warps for that), as it prefers, and two kernels that follow one another differ. */
+ * (blocks get idle warps for that, which stay until the op before has ended, since a warp that exits gives its
+ * registers back), as it prefers, and two kernels that follow one another differ. */
 __host__ inline bool can_stream(const struct qx_queue *q)
 {
     return q->capability >= 90 && q->capability < 120; /* bulk copies, and 227 KiB of shared memory */
@@ -48,7 +49,7 @@ template <class... P, class... A>
 static int launch_alone(struct qx_queue *q, const char *name, void (*kernel)(P...), dim3 grid, unsigned threads,
                         uint32_t smem, A... args)
 {
-    return launch_alone_by(q, name, true, 1, kernel, grid, threads, smem, args...);
+    return launch_alone_by(q, name, false, 1, kernel, grid, threads, smem, args...);
 }
 
 /* ---- a matrix as it streams ------------------------------------------------------------------ */
