@@ -454,6 +454,7 @@ __device__ __forceinline__ void gdn_window(const gdn_args &a, gdn_smem<TAPS> &s,
         }
     }
     copy_wait<0>();
+    __syncthreads(); /* the runs have been read */
 }
 
 template <int TAPS> __global__ void __maxnreg__(112) gdn_core(const __grid_constant__ gdn_args a)
