@@ -38,6 +38,7 @@ struct sel_args {
     float *scores;
     int32_t *block, *n_block;
     unsigned *tickets;
+    bool near; /* few rows: a cluster has all of a row */
 };
 
 /* A block's score of the indexer (6.2) in all of eight lanes that each have a part of every head's product. */
@@ -176,7 +177,7 @@ struct att_args {
     float *o;
     uint32_t row0;
     float *part; /* [row of the launch, kv head, chunk, group, ATT_D + 2] */
-    unsigned *tickets;
+    bool deep;   /* few rows: two tiles a warp in shared memory */
 };
 
 /* Number of attended positions of row r, and the index-th of them. */
