@@ -99,6 +99,15 @@ __device__ __forceinline__ uint64_t l2_read_once()
 #endif
     return p;
 }
+/* For bytes that others read soon. */
+__device__ __forceinline__ uint64_t l2_as_usual()
+{
+    uint64_t p = 0;
+#if __CUDA_ARCH__ >= 900
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(p));
+#endif
+    return p;
+}
 __device__ __forceinline__ void copy16_once(uint32_t dst, const void *src, uint64_t policy)
 {
 #if __CUDA_ARCH__ >= 900
@@ -161,14 +170,44 @@ __device__ __forceinline__ void cluster_wait()
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
-/* Where p lies in block `rank`. */
-__device__ __forceinline__ uint32_t cluster_addr(const void *p, uint32_t rank)
+/* Where what lies at an address, or at p, lies in block `rank`. */
+__device__ __forceinline__ uint32_t cluster_addr(uint32_t at, uint32_t rank)
 {
-    uint32_t at = smem_addr(p);
 #if __CUDA_ARCH__ >= 900
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(at), "r"(rank));
+    asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(at) : "r"(rank));
 #endif
     return at;
+}
+__device__ __forceinline__ uint32_t cluster_addr(const void *p, uint32_t rank)
+{
+    return cluster_addr(smem_addr(p), rank);
+}
+__device__ __forceinline__ uint32_t cluster_rank()
+{
+    uint32_t r = 0;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+#endif
+    return r;
+}
+/* For what st_async128 of another block brings. */
+__device__ __forceinline__ void bar_wait_at(uint32_t bar, uint32_t parity)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .pred p;\nWAIT_%=:\n"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
+                 "@p bra DONE_%=;\nbra WAIT_%=;\nDONE_%=:\n}" ::"r"(bar), "r"(parity)
+                 : "memory");
+#endif
+}
+/* Stores 16 bytes in another block, where they count against what bar_expect of barrier `bar` there announced. */
+__device__ __forceinline__ void st_async128(uint32_t p, const uint4 &v, uint32_t bar)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(p),
+                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(bar)
+                 : "memory");
+#endif
 }
 __device__ __forceinline__ void cluster_sync()
 {

@@ -8,15 +8,16 @@
 
 /* ---- streaming -------------------------------------------------------------------------------- */
 
-#define LIN_PENDING 8u /* products of four rows whose warps' sums are added up together */
 
 struct lin_stream {
     const float *x;
     float *y;
     uint64_t x_stride, y_stride;
-    uint32_t n_rows, n_weights, k, group; /* group: rows of input a block */
+    uint32_t n_rows, n_weights, k;
+    uint32_t group, n_groups; /* rows of input a block; groups side by side, so that L2 has what one of them read */
     uint32_t slot_bytes, n_slots, x_pitch16, lead;
-    bool acc;
+    uint32_t pending; /* products of four rows whose warps' sums are added up together */
+    bool acc, pairs; /* pairs: of blocks, see lin_part */
     stream_w w[QX_LINEAR_MAX];
     uint32_t off[QX_LINEAR_MAX];
     uint32_t cost[QX_LINEAR_MAX];   /* of a row, in bytes / 16 */
@@ -24,16 +25,26 @@ struct lin_stream {
     uint32_t share;                 /* of a block */
 };
 
-/* NM 0: up to eight rows of input; else NM blocks of sixteen. R: rows of a slot. PENDING: as LIN_PENDING. */
-template <int F, int NM> struct lin_kind {
-    static constexpr uint32_t R = 8, PENDING = NM == 1 ? 4 : 2;
-    using acc = lin_wide<NM>;
-    using lane = lin_lane_wide<F, NM>;
-};
-template <int F> struct lin_kind<F, 0> {
-    static constexpr uint32_t R = 4 * lin_tiles<F>::N, PENDING = LIN_PENDING;
+/* R: rows of a slot. */
+template <int F, int SHAPE> struct lin_kind {
+    static constexpr uint32_t R = 4 * lin_tiles<F>::N;
     using acc = lin_narrow<lin_tiles<F>::N>;
-    using lane = lin_lane<F>;
+    using lane = lin_lane<F, SHAPE>;
+};
+template <int F> struct lin_kind<F, LIN_EIGHTS> {
+    static constexpr uint32_t R = 8;
+    using acc = lin_eights;
+    using lane = lin_lane<F, LIN_EIGHTS>;
+};
+template <int F> struct lin_kind<F, LIN_W16> {
+    static constexpr uint32_t R = 8;
+    using acc = lin_wide<1>;
+    using lane = lin_lane_wide<F, 1>;
+};
+template <int F> struct lin_kind<F, LIN_W32> {
+    static constexpr uint32_t R = 8;
+    using acc = lin_wide<2>;
+    using lane = lin_lane_wide<F, 2>;
 };
 
 /* The first row of matrix j at or behind a place in the sum of costs. */
@@ -70,18 +81,18 @@ struct lin_block {
 };
 
 /* Rows r0 .. r1 of matrix j. */
-template <int F, int NM>
+template <int F, int SHAPE>
 __device__ __forceinline__ void lin_matrix(const lin_stream &a, uint32_t j, uint32_t r0, uint32_t r1,
                                            lin_block &b, uint32_t warp, uint32_t lane)
 {
-    constexpr uint32_t R = lin_kind<F, NM>::R, P = lin_kind<F, NM>::PENDING;
+    constexpr uint32_t R = lin_kind<F, SHAPE>::R;
     const stream_w &w = a.w[j];
     const uint32_t part = b.xs.n_tok * 16; /* bytes a warp and four rows */
-    const typename lin_kind<F, NM>::lane at_lane(w, b.xs, warp, lane);
+    const typename lin_kind<F, SHAPE>::lane at_lane(w, b.xs, warp, lane);
     const uint32_t n_seg = w.n_seg, seg = w.seg, bytes = w.bytes;
     uint32_t row = r0, first = r0, n_tiles = 0;
     while (row < r1) {
-        typename lin_kind<F, NM>::acc acc = {};
+        typename lin_kind<F, SHAPE>::acc acc = {};
 #pragma unroll 1
         for (uint32_t s = 0, at = 0; s < n_seg; ++s, at += seg) {
             bar_wait(b.ring.full + b.ring.slot * 8, b.ring.phase);
@@ -93,11 +104,11 @@ __device__ __forceinline__ void lin_matrix(const lin_stream &a, uint32_t j, uint
             }
             b.ring.next(a.n_slots);
         }
-        const uint32_t red = b.red + b.buf * (P * LIN_WARPS * part);
+        const uint32_t red = b.red + b.buf * (a.pending * LIN_WARPS * part);
         lin_store(red + (n_tiles * LIN_WARPS + warp) * part, LIN_WARPS * part, acc, b.xs.n_tok, lane);
         n_tiles += R / 4;
         row += R;
-        if (n_tiles < P && row < r1) {
+        if (n_tiles < a.pending && row < r1) {
             continue;
         }
         consumers_sync();
@@ -110,6 +121,13 @@ __device__ __forceinline__ void lin_matrix(const lin_stream &a, uint32_t j, uint
 #pragma unroll
             for (uint32_t i = 1; i < LIN_WARPS; ++i) {
                 v += lds_f32(p + i * part);
+            }
+            if constexpr (F == TF_MX) {
+                if (v != v) {
+                    const uint64_t row = first + r;
+                    v = lin_mx_row(w.codes + row * w.row_bytes, w.scale + row * w.scale_bytes,
+                                   a.x + (b.m0 + t) * a.x_stride, a.k);
+                }
             }
             v *= w.factor;
             *y = a.acc ? __ldcg(y) + v : v;
@@ -178,28 +196,46 @@ __device__ __forceinline__ void lin_produce(lin_ring &r, const lin_stream &a, co
     }
 }
 
-/* One kernel a format keeps each small. */
-template <int NM, int F>
-__global__ void __maxnreg__(NM == 0 ? (F == TF_BF16 ? 72 : 96) : NM == 1 ? 128 : 168)
+/* One kernel a format keeps each small. SPREAD: with groups side by side or pairs of blocks. */
+template <int F, int SHAPE, bool SPREAD>
+__global__ void __maxnreg__(SHAPE == LIN_W32 ? 168 : SHAPE == LIN_W16 ? 128 : F == TF_BF16 ? 72 : 96)
     linear_stream(const __grid_constant__ lin_stream a)
 {
-    constexpr uint32_t R = lin_kind<F, NM>::R;
+    constexpr uint32_t R = lin_kind<F, SHAPE>::R;
     extern __shared__ __align__(128) uint8_t smem[];
-    __shared__ uint64_t bars[2 * LIN_MAX_SLOTS];
+    __shared__ uint64_t bars[2 * LIN_MAX_SLOTS], staged;
     __shared__ uint2 share[QX_LINEAR_MAX]; /* rows of each matrix that are this block's */
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-    const uint32_t m0 = blockIdx.y * a.group, n_tok = a.n_rows - m0 < a.group ? a.n_rows - m0 : a.group;
+    const bool pairs = SPREAD && a.pairs;
+    uint32_t m0 = blockIdx.y * a.group, part = blockIdx.x; /* part: of the matrices */
+    if constexpr (SPREAD) {
+        const uint32_t in = pairs ? 2 : 1, u = blockIdx.x / in; /* all of a pair are of one group */
+        m0 = (blockIdx.y * a.n_groups + u % a.n_groups) * a.group;
+        part = u / a.n_groups * in + blockIdx.x % in;
+        if (m0 >= a.n_rows) {
+            pdl_next();
+            pdl_wait();
+            return;
+        }
+    }
+    const uint32_t n_tok = a.n_rows - m0 < a.group ? a.n_rows - m0 : a.group;
     if (threadIdx.x < a.n_slots) {
         bar_init(bars + threadIdx.x, 1);
         bar_init(bars + LIN_MAX_SLOTS + threadIdx.x, LIN_WARPS);
     }
+    if (SPREAD && threadIdx.x == LIN_MAX_SLOTS) {
+        bar_init(&staged, LIN_WARPS);
+    }
     if (threadIdx.x < a.n_weights) {
-        const uint32_t p = a.share * blockIdx.x;
+        const uint32_t p = a.share * part;
         share[threadIdx.x] = make_uint2(lin_bound(a, threadIdx.x, p), lin_bound(a, threadIdx.x, p + a.share));
     }
     bar_init_done();
     fence_async();
     __syncthreads();
+    if (pairs) {
+        cluster_arrive_relaxed();
+    }
     if (warp > LIN_WARPS) {
         pdl_wait(); /* there for their registers until all blocks have their places (launch_alone) */
         return;
@@ -209,7 +245,7 @@ __global__ void __maxnreg__(NM == 0 ? (F == TF_BF16 ? 72 : 96) : NM == 1 ? 128 :
     lin_keep(ring.base);
     lin_keep(ring.full);
     if (warp == LIN_WARPS) {
-        const uint64_t policy = l2_read_once();
+        const uint64_t policy = SPREAD && a.n_groups > 1 ? l2_as_usual() : l2_read_once();
         uint32_t left = 0;
 #pragma unroll 1
         for (uint32_t j = 0; j < a.n_weights; ++j) {
@@ -229,14 +265,34 @@ __global__ void __maxnreg__(NM == 0 ? (F == TF_BF16 ? 72 : 96) : NM == 1 ? 128 :
         pdl_wait();
         return;
     }
-    lin_block b = {ring, {x, a.x_pitch16, n_tok}, x + (NM == 0 ? a.group : NM * 8) * a.x_pitch16 * 16, 0, m0};
+    constexpr uint32_t x_rows = SHAPE == LIN_W32 ? 16 : 8;
+    lin_block b = {ring, {x, a.x_pitch16, n_tok},
+                   x + (lin_wide_shape(SHAPE) ? x_rows : a.group) * a.x_pitch16 * 16, 0, m0};
+    lin_part<SPREAD> who = {};
+    if (pairs) {
+        who.rank = cluster_rank();
+        who.peer = cluster_addr(x, who.rank ^ 1);
+        who.bar = cluster_addr(&staged, who.rank ^ 1);
+        cluster_wait(); /* the other block has begun */
+    }
     pdl_wait();
-    lin_stage<F, NM != 0>(b.xs, a.x + m0 * a.x_stride, a.x_stride, a.k, threadIdx.x);
-    consumers_sync();
+    lin_stage<F, SHAPE>(b.xs, a.x + m0 * a.x_stride, a.x_stride, a.k, threadIdx.x, who);
+    if (pairs) {
+        __syncwarp();
+        if (threadIdx.x == 0) {
+            const uint32_t n = lin_items<F, SHAPE>(n_tok, a.k);
+            bar_expect(&staged, (n - (who.end(n) - who.begin(n))) * (SHAPE == LIN_EIGHTS ? 16 : 32));
+        } else if (lane == 0) {
+            bar_arrive(&staged);
+        }
+        bar_wait_at(smem_addr(&staged), 0);
+    } else {
+        consumers_sync();
+    }
 #pragma unroll 1
     for (uint32_t j = 0; j < a.n_weights; ++j) {
         if (share[j].x < share[j].y) {
-            lin_matrix<F, NM>(a, j, share[j].x, share[j].y, b, warp, lane);
+            lin_matrix<F, SHAPE>(a, j, share[j].x, share[j].y, b, warp, lane);
         }
     }
 }
@@ -244,6 +300,8 @@ __global__ void __maxnreg__(NM == 0 ? (F == TF_BF16 ? 72 : 96) : NM == 1 ? 128 :
 #define LIN_SEG 6144u            /* the most bytes of a row at once, for up to eight rows of input */
 #define LIN_SEG_WIDE 2560u       /* the same for more */
 #define LIN_SHARED_MAX (224u << 10)
+#define LIN_PAIRS 4u             /* rows of input from which blocks stage them in pairs */
+#define LIN_GROUPS 4u            /* groups of rows of input side by side */
 #define LIN_LEAD 3u              /* slots left to ask for when the next op may start */
 #define LIN_RING (88u << 10)
 #define LIN_RING_MIN (56u << 10)
@@ -269,12 +327,15 @@ static bool make_lin_w(const struct qx_weight &w, bool wide, uint32_t seg_max, s
     return true;
 }
 
+/* Even, since slots may be eight rows: the more, the less often warps wait for one another. */
+static uint32_t lin_pending(uint32_t n_tok)
+{
+    return n_tok == 1 ? 32 : n_tok == 2 ? 16 : n_tok <= 8 ? 8 : n_tok <= 16 ? 4 : 2;
+}
 /* Shared memory beside the ring: activations and, twice, the warps' sums that wait. */
 template <int F> static uint32_t lin_fixed_bytes(uint32_t k, uint32_t n_tok)
 {
-    const uint32_t pending = n_tok <= 8    ? lin_kind<F, 0>::PENDING
-                             : n_tok <= 16 ? lin_kind<F, 1>::PENDING : lin_kind<F, 2>::PENDING;
-    return lin_x_bytes(k, F, n_tok) + 2 * pending * LIN_WARPS * n_tok * 16;
+    return lin_x_bytes(k, F, n_tok) + 2 * lin_pending(n_tok) * LIN_WARPS * n_tok * 16;
 }
 
 /* The matrices in `which`, all of format F. */
@@ -309,12 +370,17 @@ static int linear_streamed(struct qx_queue *q, const struct qx_op_linear *o, uns
         a.cost[i] = (a.w[i].bytes + a.w[i].scale_bytes + 15) / 16;
         a.begin[i + 1] = a.begin[i] + a.cost[i] * a.w[i].rows;
         total += (uint64_t)a.cost[i] * a.w[i].rows;
-        const uint32_t slot = (wide ? 8 : lin_kind<F, 0>::R) * (a.w[i].pitch + a.w[i].pitch_scale);
-        a.slot_bytes = slot > a.slot_bytes ? slot : a.slot_bytes;
     }
-    a.slot_bytes = (a.slot_bytes + 127) / 128 * 128;
-    a.share = (uint32_t)((total + (unsigned)q->n_sm - 1) / (unsigned)q->n_sm);
-    if (total + 2ull * a.share > UINT32_MAX) {
+    const stream_w &w = a.w[0]; /* the others have rows as long */
+    const bool pieces = lin_by_pieces<F>(w.bytes);
+    const uint32_t slot_rows = wide || pieces ? 8 : lin_kind<F, LIN_FOURS>::R;
+    a.slot_bytes = (slot_rows * (w.pitch + w.pitch_scale) + 127) / 128 * 128;
+    a.pairs = a.group >= LIN_PAIRS && q->n_sm % 2 == 0;
+    const unsigned in = a.pairs ? 2 : 1, waves = (n_groups + LIN_GROUPS - 1) / LIN_GROUPS;
+    a.n_groups = (n_groups + waves - 1) / waves;
+    const unsigned n_blocks = (unsigned)q->n_sm / (in * a.n_groups) * in; /* of a group */
+    a.share = (uint32_t)((total + n_blocks - 1) / n_blocks);
+    if (total + 3ull * a.share > UINT32_MAX) {
         return qx_queue_refuse(q, "linear", "matrices of 64 GiB");
     }
     const uint32_t fixed = lin_fixed_bytes<F>(a.k, a.group);
@@ -327,11 +393,22 @@ static int linear_streamed(struct qx_queue *q, const struct qx_op_linear *o, uns
     }
     const uint32_t smem = a.n_slots * a.slot_bytes + fixed;
     a.lead = LIN_LEAD;
-    const dim3 grid((unsigned)q->n_sm, n_groups);
+    a.pending = lin_pending(a.group);
+    const dim3 grid((unsigned)q->n_sm, waves);
     const unsigned threads = LIN_WARPS * 32 + 32;
-    return !wide           ? launch_alone(q, "linear", linear_stream<0, F>, grid, threads, smem, a)
-           : a.group <= 16 ? launch_alone(q, "linear", linear_stream<1, F>, grid, threads, smem, a)
-                           : launch_alone(q, "linear", linear_stream<2, F>, grid, threads, smem, a);
+    const auto start = [&](auto kernel) {
+        return launch_alone_by(q, "linear", false, in, kernel, grid, threads, smem, a);
+    };
+    if (wide) {
+        return a.group <= 16 ? start(linear_stream<F, LIN_W16, true>) : start(linear_stream<F, LIN_W32, true>);
+    }
+    const bool spread = a.pairs || n_groups > 1;
+    if constexpr (lin_fmt<F>::BYTES) {
+        if (pieces) {
+            return spread ? start(linear_stream<F, LIN_EIGHTS, true>) : start(linear_stream<F, LIN_EIGHTS, false>);
+        }
+    }
+    return spread ? start(linear_stream<F, LIN_FOURS, true>) : start(linear_stream<F, LIN_FOURS, false>);
 }
 
 /* ---- tiles ------------------------------------------------------------------------------------ */

@@ -1,15 +1,19 @@
 /* linear_slot.cuh: rows of a matrix in a slot of the ring times rows of activations, for linear.cu.
  *
- * A "unit" is 128 bytes of codes of a row. Warp w of the eight takes the units w, w + 8, ... of a row and
- * adds the first and the second half of each, and in each half the odd and the even products of the tensor
- * core, apart: four sums a warp, which are added at the end of the row, then the warps' in order. So a row's
- * sum depends on its matrix only, not on its block nor on how many rows of activations there are.
+ * A "unit" is 128 bytes of codes of a row, a "piece" is half of one. Warp w of eight takes the units w, w + 8, ... of
+ * a row, or, in rows of E4M3 codes of at most LIN_SHORT bytes, the pieces w, w + 8, ...; it adds every second piece of
+ * its own, and in each the odd and the even products of the tensor core, apart: four sums a warp, which are added at
+ * the end of the row, then the warps' in order. So a row's sum depends on its matrix only, not on its block nor on how
+ * many rows of activations there are.
  *
- * Up to eight rows of activations ("narrow"): four rows of the matrix as they lie in memory. A quarter warp
- * reads one row's unit, all banks once whatever the distance of rows. Columns 2 r and 2 r + 1 of the tensor
- * core's B are the halves of row r's unit; the activations that belong to the first half are rows 0 to 7 of
- * A, those of the second half rows 8 to 15; half of the products are of no use and stay unread.
- * More ("wide"): eight rows of the matrix, 64 bytes modulo 128 apart, a half after the other, sixteen rows of
+ * Up to eight rows of activations ("narrow"), rows of the matrix as they lie in memory:
+ * - fours of rows, by units. A quarter warp reads one row's unit, all banks once whatever the distance of rows. Columns
+ *   2 r and 2 r + 1 of the tensor core's B are the halves of row r's unit; the activations that belong to the first
+ *   half are rows 0 to 7 of A, those of the second half rows 8 to 15; half of the products are of no use and stay
+ *   unread.
+ * - eights of rows, by pieces (LIN_SHORT). B's columns are the rows; the activations of one product are rows 0 to 7 of
+ *   A, those of the next rows 8 to 15. A quarter warp meets each bank twice, which leaves time enough.
+ * More ("wide"): eight rows of the matrix, 64 bytes modulo 128 apart, a piece after the other, sixteen rows of
  * activations in A. */
 #ifndef QX_CUDA_LINEAR_SLOT_CUH
 #define QX_CUDA_LINEAR_SLOT_CUH
@@ -18,21 +22,37 @@
 
 #define LIN_WARPS 8u     /* that consume */
 #define LIN_MAX_SLOTS 16u
+#define LIN_SHORT 3072u /* bytes of a row */
+
+/* How shared memory is laid out, with a row's sums. */
+enum lin_shape {
+    LIN_FOURS,  /* fours of rows a slot, up to eight rows of input */
+    LIN_EIGHTS, /* eight rows a slot, taken by pieces; up to eight rows of input */
+    LIN_W16,    /* wide, up to sixteen rows of input */
+    LIN_W32,    /* wide, up to 32 */
+};
+__host__ __device__ constexpr bool lin_wide_shape(int s) { return s >= LIN_W16; }
 
 /* ---- formats ---------------------------------------------------------------------------------- */
 
 template <int F> struct lin_fmt {
     static constexpr int J = F == TF_BF16 ? 2 : F == TF_NV ? 8 : 4; /* products a 16-byte chunk of codes */
-    static constexpr uint32_t XH = J * 2;                          /* eights of activations a half unit */
+    static constexpr uint32_t XH = J * 2;                          /* eights of activations a piece */
+    static constexpr bool BYTES = J == 4;                          /* codes are E4M3 */
 };
+/* Whether a warp takes pieces of rows of so many bytes, not units. */
+template <int F> __host__ __device__ constexpr bool lin_by_pieces(uint32_t bytes)
+{
+    return lin_fmt<F>::BYTES && bytes <= LIN_SHORT;
+}
 __host__ __device__ inline uint32_t lin_x_half(uint8_t f)
 {
     return f == TF_BF16 ? 4 : f == TF_NV ? 16 : 8;
 }
 
 /* Activations in shared memory, as A takes them: 16 bytes are two registers of A's rows 0 to 7 and two of its
- * rows 8 to 15, in turns. Narrow: a row of them is one row of input, the two halves of a unit in turns.
- * Wide: rows t and t + 8 of input in turns. */
+ * rows 8 to 15, in turns. LIN_FOURS: a row of them is one row of input, the two halves of a unit in turns;
+ * LIN_EIGHTS: two products of a piece in turns. Wide: rows t and t + 8 of input in turns. */
 struct lin_x {
     uint32_t xs;             /* an address in shared memory */
     uint32_t pitch16, n_tok; /* pitch: 64 bytes modulo 128 */
@@ -87,45 +107,106 @@ __device__ __forceinline__ void lin_load8(float4 (&v)[2], const float *x, uint32
     }
 }
 
-/* EVEN: rows and their widths are whole eights. B: pairs of eights in flight. */
-template <int F, bool WIDE, bool EVEN, int B>
-__device__ __forceinline__ void lin_stage_by(const lin_x &xs, const float *x, uint64_t stride, uint32_t k, uint32_t tid)
+/* Who stages which items of a block's activations. In pairs of blocks each stages a half for both, which halves what
+ * L2 has to send. */
+template <bool SPREAD> struct lin_part {
+    uint32_t peer, rank; /* peer: where the other block of the pair keeps its activations; 0: none */
+    uint32_t bar;        /* that block's barrier */
+    __device__ __forceinline__ uint32_t begin(uint32_t n) const { return SPREAD && peer ? rank * ((n + 1) / 2) : 0; }
+    __device__ __forceinline__ uint32_t end(uint32_t n) const { return SPREAD && peer && rank == 0 ? (n + 1) / 2 : n; }
+    __device__ __forceinline__ void store(const lin_x &xs, uint32_t d, const uint4 &v) const
+    {
+        sts128(d, v);
+        if (SPREAD && peer) {
+            st_async128(d - xs.xs + peer, v, bar);
+        }
+    }
+};
+/* Items of 32 bytes, or of 16 for LIN_EIGHTS. */
+template <int F, int SHAPE> __device__ __forceinline__ uint32_t lin_items(uint32_t n_tok, uint32_t k)
 {
+    const uint32_t rows = lin_wide_shape(SHAPE) ? (n_tok <= 16 ? 8 : 16) : n_tok;
+    return lin_x_units(k, F) * lin_fmt<F>::XH * (lin_wide_shape(SHAPE) || SHAPE == LIN_EIGHTS ? 2 : 1) * rows;
+}
+/* EVEN: rows and their widths are whole eights. B: pairs of eights in flight. */
+template <int F, int SHAPE, bool EVEN, int B, bool SPREAD>
+__device__ __forceinline__ void lin_stage_by(const lin_x &xs, const float *x, uint64_t stride, uint32_t k, uint32_t tid,
+                                             const lin_part<SPREAD> &part)
+{
+    constexpr bool WIDE = lin_wide_shape(SHAPE);
     constexpr uint32_t NT = LIN_WARPS * 32, XH = lin_fmt<F>::XH, JH = lin_fmt<F>::J / 2;
     const uint32_t per = lin_x_units(k, F) * XH * (WIDE ? 2 : 1); /* pairs a row */
-    const uint32_t n = per * (!WIDE ? xs.n_tok : xs.n_tok <= 16 ? 8 : 16);
+    const uint32_t n = lin_items<F, SHAPE>(xs.n_tok, k);
+    const uint32_t end = part.end(n);
+    const bool one = !lin_wide_shape(SHAPE) && xs.n_tok == 1;
 #pragma unroll 1
-    for (uint32_t i0 = tid; i0 < n; i0 += B * NT) {
+    for (uint32_t i0 = part.begin(n) + tid; i0 < end; i0 += B * NT) {
         float4 v[B][2][2];
 #pragma unroll
         for (int j = 0; j < B; ++j) {
-            const uint32_t i = i0 + j * NT, r = i / per, c = i - r * per, h = c / XH, m = c - h * XH;
+            const uint32_t i = i0 + j * NT, r = one ? 0 : i / per, c = i - r * per, h = c / XH, m = c - h * XH;
             const uint32_t t0 = WIDE ? (r & 8) * 2 + (r & 7) : r, t1 = WIDE ? t0 + 8 : t0, last = xs.n_tok - 1;
-            const uint32_t e0 = (WIDE ? c : h * 2 * XH + m) * 8, e1 = WIDE ? e0 : e0 + XH * 8, end = i < n ? k : 0;
-            lin_load8<EVEN>(v[j][0], x + (t0 < last ? t0 : last) * stride, e0, end);
-            lin_load8<EVEN>(v[j][1], x + (t1 < last ? t1 : last) * stride, e1, end);
+            const uint32_t e0 = (WIDE ? c : h * 2 * XH + m) * 8, e1 = WIDE ? e0 : e0 + XH * 8, stop = i < end ? k : 0;
+            lin_load8<EVEN>(v[j][0], x + (t0 < last ? t0 : last) * stride, e0, stop);
+            lin_load8<EVEN>(v[j][1], x + (t1 < last ? t1 : last) * stride, e1, stop);
         }
 #pragma unroll
         for (int j = 0; j < B; ++j) {
-            const uint32_t i = i0 + j * NT, r = i / per, c = i - r * per, h = c / XH, m = c - h * XH;
-            if (i < n) {
+            const uint32_t i = i0 + j * NT, r = one ? 0 : i / per, c = i - r * per, h = c / XH, m = c - h * XH;
+            if (i < end) {
                 const uint4 a = lin_x_pack<F>(v[j][0][0], v[j][0][1]), b = lin_x_pack<F>(v[j][1][0], v[j][1][1]);
                 const uint32_t d = xs.xs + (r * xs.pitch16 + (h * JH + m % JH) * 8 + m / JH) * 16;
-                sts128(d, make_uint4(a.x, b.x, a.y, b.y));
-                sts128(d + 64, make_uint4(a.z, b.z, a.w, b.w));
+                part.store(xs, d, make_uint4(a.x, b.x, a.y, b.y));
+                part.store(xs, d + 64, make_uint4(a.z, b.z, a.w, b.w));
+            }
+        }
+    }
+}
+
+template <int F, bool EVEN, int B, bool SPREAD>
+__device__ __forceinline__ void lin_stage_eights(const lin_x &xs, const float *x, uint64_t stride, uint32_t k,
+                                                 uint32_t tid, const lin_part<SPREAD> &part)
+{
+    constexpr uint32_t NT = LIN_WARPS * 32;
+    const uint32_t per = lin_x_units(k, F) * lin_fmt<F>::XH * 2, n = lin_items<F, LIN_EIGHTS>(xs.n_tok, k);
+    const uint32_t end = part.end(n);
+    const bool one = xs.n_tok == 1;
+#pragma unroll 1
+    for (uint32_t i0 = part.begin(n) + tid; i0 < end; i0 += B * NT) {
+        float4 v[B][2];
+#pragma unroll
+        for (int j = 0; j < B; ++j) {
+            const uint32_t i = i0 + j * NT, r = one ? 0 : i / per, m = i - r * per;
+            lin_load8<EVEN>(v[j], x + (r < xs.n_tok ? r : 0) * stride, m * 8, i < end ? k : 0);
+        }
+#pragma unroll
+        for (int j = 0; j < B; ++j) {
+            const uint32_t i = i0 + j * NT, r = one ? 0 : i / per, m = i - r * per;
+            if (i < end) {
+                const uint4 a = lin_x_pack<F>(v[j][0], v[j][1]);
+                const uint32_t at = (m / 8 * 2 + m % 2) * 4 + m % 8 / 2;
+                part.store(xs, xs.xs + (r * xs.pitch16 + at) * 16, make_uint4(a.x, a.z, a.y, a.w));
             }
         }
     }
 }
 
 /* The consumers copy rows of k values, rounded to bf16, zeros after k. */
-template <int F, bool WIDE>
-__device__ __noinline__ void lin_stage(lin_x xs, const float *x, uint64_t stride, uint32_t k, uint32_t tid)
+template <int F, int SHAPE, bool SPREAD>
+__device__ __noinline__ void lin_stage(lin_x xs, const float *x, uint64_t stride, uint32_t k, uint32_t tid,
+                                       lin_part<SPREAD> part)
 {
-    if (((((uintptr_t)x | stride * 4) & 15) | (k & 7)) == 0) {
-        lin_stage_by<F, WIDE, true, F == TF_BF16 && !WIDE ? 2 : 3>(xs, x, stride, k, tid);
+    const bool even = ((((uintptr_t)x | stride * 4) & 15) | (k & 7)) == 0;
+    if constexpr (SHAPE == LIN_EIGHTS && lin_fmt<F>::BYTES) {
+        if (even) {
+            lin_stage_eights<F, true, 4>(xs, x, stride, k, tid, part);
+        } else {
+            lin_stage_eights<F, false, 1>(xs, x, stride, k, tid, part);
+        }
+    } else if (even) {
+        lin_stage_by<F, SHAPE, true, F == TF_BF16 && !lin_wide_shape(SHAPE) ? 2 : 3>(xs, x, stride, k, tid, part);
     } else {
-        lin_stage_by<F, WIDE, false, 1>(xs, x, stride, k, tid);
+        lin_stage_by<F, SHAPE, false, 1>(xs, x, stride, k, tid, part);
     }
 }
 
@@ -141,9 +222,8 @@ __device__ __forceinline__ void lin_place(uint32_t w, uint32_t &even, uint32_t &
     asm("lop3.b32 %0, %1, 0x07f007f0, %2, 0xe2;" : "=r"(odd) : "r"(w >> 4), "r"(s));
 }
 
-#define LIN_LARGE 134u
-/* A chunk's bf16 pairs, two a product. scale: MX: E8M0 code; NV: two E4M3 codes. bad: gets bits of 0x80808080 for
- * NaN codes of E4M3. */
+/* A chunk's bf16 pairs, two a product. scale: MX: E8M0 code; NV: two E4M3 codes. bad: gets a bit of 0x80808080 where
+ * a code of E4M3 is NaN or 2^120 x an MX scale is no bf16. */
 template <int F>
 __device__ __forceinline__ void lin_decode(uint32_t (&p)[2 * lin_fmt<F>::J], const uint4 &v, uint32_t scale,
                                            uint32_t &bad)
@@ -161,35 +241,45 @@ __device__ __forceinline__ void lin_decode(uint32_t (&p)[2 * lin_fmt<F>::J], con
             p[4 * i] = o[0], p[4 * i + 1] = o[1], p[4 * i + 2] = o[2], p[4 * i + 3] = o[3];
         }
     } else {
-        /* 2^120 x the scale in one factor, where that is a bf16; else see lin_decode_large */
-        const uint32_t s = F == TF_MX && scale <= LIN_LARGE ? scale * 0x00800080u + 0x3c003c00u : 0x7b807b80u;
+        uint32_t s = 0x7b807b80u; /* 2^120, with the MX scale in one factor */
+        if constexpr (F == TF_MX) {
+            s = scale * 0x00800080u + 0x3c803c80u; /* twice that: has a sign from code 135 on */
+            bad |= s & 0x80008000u;
+            s -= 0x00800080u;
+        }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            bad |= (w[i] & 0x7f7f7f7fu) + 0x01010101u;
+            bad |= (w[i] + 0x01010101u) ^ w[i]; /* a code's sign bit changes only where it, or one before it, is NaN */
             lin_place(w[i], p[2 * i], p[2 * i + 1]);
             p[2 * i] = mul_bf16x2(p[2 * i], s);
             p[2 * i + 1] = mul_bf16x2(p[2 * i + 1], s);
         }
     }
 }
-/* The rest of it for MX scales above LIN_LARGE. */
-__device__ __forceinline__ void lin_decode_large(uint32_t (&p)[8], uint32_t scale)
+
+/* A row of MX codes times a row of activations where lin_decode is not enough. */
+static __device__ __noinline__ float lin_mx_row(const uint8_t *codes, const uint8_t *scale, const float *x, uint32_t k)
 {
-    if (scale > LIN_LARGE) {
-        const uint32_t e = e8m0_pair(scale);
+    float sum[8] = {};
+#pragma unroll 1
+    for (uint32_t i = 0; i < k; i += 8) {
+        const uint2 c = __ldg((const uint2 *)(codes + i));
+        const float s = e8m0_f(__ldg(scale + i / 32));
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            p[i] = mul_bf16x2(p[i], e);
+        for (int j = 0; j < 8; ++j) {
+            const float v = e4m3_f((uint8_t)((j < 4 ? c.x : c.y) >> (8 * (j & 3)))) * s;
+            sum[j] = fmaf(v, bf16_f(to_bf16(__ldcg(x + i + j))), sum[j]);
         }
     }
+    return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
 }
 
 /* ---- slots ------------------------------------------------------------------------------------ */
 
-/* A lane's scale codes of its chunk: half `p` of the unit whose scales begin at sc, chunk q. */
-template <int F> __device__ __forceinline__ uint32_t lin_scale(uint32_t sc, uint32_t p, uint32_t q)
+/* A lane's scale codes of its chunk: chunk q of the piece whose scales begin at sc. */
+template <int F> __device__ __forceinline__ uint32_t lin_scale(uint32_t sc, uint32_t q)
 {
-    return F == TF_MX ? lds8(sc + p * 2 + q / 2) : F == TF_NV ? lds16(sc + p * 8 + q * 2) : 0;
+    return F == TF_MX ? lds8(sc + q / 2) : F == TF_NV ? lds16(sc + q * 2) : 0;
 }
 /* Scale bytes a unit. */
 template <int F> struct lin_unit_scale {
@@ -204,13 +294,17 @@ __device__ __forceinline__ float lin_block_scale(const stream_w &w, uint32_t r, 
     return w.scale_bf16 ? bf16_f(__ldg((const uint16_t *)w.scale + i)) : __ldg((const float *)w.scale + i);
 }
 
-/* Blocks of four rows a slot, whose decoding fills each other's waits. */
+/* LIN_FOURS: fours of rows a slot; two where decoding is long, to fill each other's waits. */
 template <int F> struct lin_tiles {
-    static constexpr int N = F == TF_BF16 ? 1 : 2;
+    static constexpr int N = F == TF_NV ? 2 : 1;
 };
 template <int T> struct lin_narrow {
     float c[T][2][4];
     uint32_t bad[T];
+};
+struct lin_eights {
+    float c[2][2][4]; /* [every second piece][product] */
+    uint32_t bad;
 };
 
 /* What a lane needs of a unit. */
@@ -227,7 +321,7 @@ __device__ __forceinline__ void lin_load(lin_regs<F> &r, const stream_w &w, uint
 #pragma unroll
     for (int t = 0; t < lin_tiles<F>::N; ++t) {
         r.v[t] = lds128(c + t * 4 * w.pitch);
-        r.scale[t] = lin_scale<F>(sc + t * 4 * w.pitch_scale, p, q);
+        r.scale[t] = lin_scale<F>(sc + t * 4 * w.pitch_scale + p * (lin_unit_scale<F>::N / 2), q);
     }
 #pragma unroll
     for (int i = 0; i < lin_fmt<F>::J; ++i) {
@@ -235,63 +329,144 @@ __device__ __forceinline__ void lin_load(lin_regs<F> &r, const stream_w &w, uint
     }
 }
 template <int F>
-__device__ __forceinline__ void lin_unit(lin_narrow<lin_tiles<F>::N> &acc, const stream_w &w, const lin_regs<F> &r,
-                                         uint32_t row, uint32_t u, uint32_t lane)
+__device__ __forceinline__ void lin_unit(lin_narrow<lin_tiles<F>::N> &acc, const lin_regs<F> &r)
 {
     constexpr int J = lin_fmt<F>::J;
-    constexpr int T = lin_tiles<F>::N;
-    uint32_t p[T][2 * J];
-    bool large = false;
 #pragma unroll
-    for (int t = 0; t < T; ++t) {
-        lin_decode<F>(p[t], r.v[t], r.scale[t], acc.bad[t]);
-        large = large || (F == TF_MX && r.scale[t] > LIN_LARGE);
-    }
-    if constexpr (F == TF_MX) {
-        if (large) {
-#pragma unroll
-            for (int t = 0; t < T; ++t) {
-                lin_decode_large(p[t], r.scale[t]);
-            }
-        }
-    }
-#pragma unroll
-    for (int t = 0; t < T; ++t) {
-        float part[2][4] = {};
-        const float f = F == TF_BLOCK ? lin_block_scale(w, row + t * 4 + (lane & 3), u) : 1.0f;
+    for (int t = 0; t < lin_tiles<F>::N; ++t) {
+        uint32_t p[2 * J];
+        lin_decode<F>(p, r.v[t], r.scale[t], acc.bad[t]);
 #pragma unroll
         for (int i = 0; i < J; ++i) {
-            mma_bf16(F == TF_BLOCK ? part[i & 1] : acc.c[t][i & 1], r.x[i].x, r.x[i].y, r.x[i].z, r.x[i].w, p[t][2 * i],
-                     p[t][2 * i + 1]);
-        }
-        if (F == TF_BLOCK) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                acc.c[t][i][0] = fmaf(f, part[i][0], acc.c[t][i][0]);
-                acc.c[t][i][3] = fmaf(f, part[i][3], acc.c[t][i][3]);
-            }
+            mma_bf16(acc.c[t][i & 1], r.x[i].x, r.x[i].y, r.x[i].z, r.x[i].w, p[2 * i], p[2 * i + 1]);
         }
     }
 }
 
 /* Where a lane finds what it needs, in a slot of this matrix and in the activations. */
-template <int F> struct lin_lane {
+template <int F, int SHAPE> struct lin_lane {
     uint32_t c, sc, x;
     __device__ __forceinline__ lin_lane(const stream_w &w, const lin_x &xs, uint32_t warp, uint32_t lane)
     {
+        constexpr uint32_t XB = lin_fmt<F>::XH * 32, SU = lin_unit_scale<F>::N; /* bytes a unit */
         const uint32_t g = lane >> 2, r = g >> 1, p = g & 1, q = lane & 3, t = g < xs.n_tok ? g : xs.n_tok - 1;
-        c = r * w.pitch + p * 64 + q * 16 + warp * 128;
-        sc = 4 * lin_tiles<F>::N * w.pitch + r * w.pitch_scale + warp * lin_unit_scale<F>::N;
-        x = xs.xs + (t * xs.pitch16 + q) * 16 + warp * (lin_fmt<F>::XH * 32);
+        x = xs.xs + (t * xs.pitch16 + q) * 16;
+        if constexpr (SHAPE == LIN_EIGHTS) {
+            c = g * w.pitch + q * 16 + warp * 64;
+            sc = 8 * w.pitch + g * w.pitch_scale + warp * (SU / 2) + q / 2;
+            x += warp * (XB / 2);
+        } else {
+            c = r * w.pitch + p * 64 + q * 16 + warp * 128;
+            sc = 4 * lin_tiles<F>::N * w.pitch + r * w.pitch_scale + warp * SU + (F == TF_MX ? p * 2 + q / 2 : 0);
+            x += warp * XB;
+        }
         lin_keep(c);
         lin_keep(x);
     }
 };
 
-/* acc += the warp's units of a slot: n bytes of each row from byte `at` of the rows on. */
+/* A lane's part of a unit or piece of E4M3 codes. */
+struct lin_codes {
+    uint4 v;
+    uint32_t scale;
+};
+template <int F> __device__ __forceinline__ void lin_get(lin_codes &r, uint32_t c, uint32_t sc, bool in)
+{
+    r.v = make_uint4(0, 0, 0, 0);
+    r.scale = 0;
+    if (in) {
+        r.v = lds128(c);
+        if constexpr (F == TF_MX) {
+            r.scale = lds8(sc);
+        }
+    }
+}
+/* x: its activations, X words of 16 bytes 64 apart for four products: a LIN_FOURS unit has four, a LIN_EIGHTS piece
+ * two. row, u: the first row and the unit, for scales of blocks. */
+template <int F, int X>
+__device__ __forceinline__ void lin_bytes(float (&acc)[2][4], uint32_t &bad, const stream_w &w, const lin_codes &r,
+                                          uint32_t x, uint32_t row, uint32_t u)
+{
+    uint4 a[X];
+#pragma unroll
+    for (int i = 0; i < X; ++i) {
+        a[i] = lds128(x + i * 64);
+    }
+    uint32_t p[8];
+    lin_decode<F>(p, r.v, r.scale, bad);
+    float part[2][4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const uint4 &m = a[i * X / 4];
+        mma_bf16(F == TF_BLOCK ? part[i & 1] : acc[i & 1], m.x, m.y, m.z, m.w, p[2 * i], p[2 * i + 1]);
+    }
+    if constexpr (F == TF_BLOCK) {
+        const uint32_t q = threadIdx.x & 3;
+        if constexpr (X == 4) {
+            const float f = lin_block_scale(w, row + q, u);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                acc[i][0] = fmaf(f, part[i][0], acc[i][0]);
+                acc[i][3] = fmaf(f, part[i][3], acc[i][3]);
+            }
+        } else {
+            const float f0 = lin_block_scale(w, row + 2 * q, u), f1 = lin_block_scale(w, row + 2 * q + 1, u);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                acc[i][2 * i] = fmaf(f0, part[i][2 * i], acc[i][2 * i]);
+                acc[i][2 * i + 1] = fmaf(f1, part[i][2 * i + 1], acc[i][2 * i + 1]);
+            }
+        }
+    }
+}
+
+/* N pieces or units of a slot that are whole; without branches, so that one fills the other's waits. H: sums. */
+template <int F, int SHAPE, int N, int H>
+__device__ __forceinline__ void lin_batch(float (&acc)[H][2][4], uint32_t &bad, const stream_w &w, uint32_t c,
+                                          uint32_t sc, uint32_t x, uint32_t row, uint32_t j)
+{
+    constexpr int X = SHAPE == LIN_EIGHTS ? 2 : 4;
+    constexpr uint32_t STEP = LIN_WARPS * 32 * X, SU = LIN_WARPS * lin_unit_scale<F>::N * X / 4;
+    lin_codes r[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        lin_get<F>(r[i], c + i * STEP, sc + i * SU, true);
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        lin_bytes<F, X>(acc[i % H], bad, w, r[i], x + i * STEP * 2, row, (j + i * LIN_WARPS) * X / 4);
+    }
+}
+
+/* acc += the warp's share of a slot: n bytes of each row from byte `at` of the rows on. */
 template <int F>
-__device__ __forceinline__ void lin_slot(lin_narrow<lin_tiles<F>::N> &acc, const stream_w &w, uint32_t slot,
-                                         uint32_t row, uint32_t at, uint32_t n, const lin_lane<F> &l, uint32_t warp,
+__device__ __forceinline__ void lin_slot(lin_eights &acc, const stream_w &w, uint32_t slot, uint32_t row, uint32_t at,
+                                         uint32_t n, const lin_lane<F, LIN_EIGHTS> &l, uint32_t warp, uint32_t lane)
+{
+    constexpr uint32_t SU = lin_unit_scale<F>::N / 2;
+    constexpr int STEP = LIN_WARPS * 64;
+    uint32_t c = slot + l.c, sc = slot + l.sc, x = l.x + at * 2, j = at / 64 + warp;
+    if (n == 5 * STEP) {
+        lin_batch<F, LIN_EIGHTS, 5>(acc.c, acc.bad, w, c, sc, x, row, j);
+        return;
+    }
+    int left = (int)n - (int)(warp * 64); /* bytes from the warp's next piece on */
+    const int q16 = (int)(lane & 3) * 16;
+#pragma unroll 1
+    for (; left > 0; left -= 2 * STEP, c += 2 * STEP, sc += 2 * LIN_WARPS * SU, x += 4 * STEP, j += 2 * LIN_WARPS) {
+        lin_codes r;
+        lin_get<F>(r, c, sc, left > q16);
+        lin_bytes<F, 2>(acc.c[0], acc.bad, w, r, x, row, j / 2);
+        if (left > STEP) {
+            lin_get<F>(r, c + STEP, sc + LIN_WARPS * SU, left - STEP > q16);
+            lin_bytes<F, 2>(acc.c[1], acc.bad, w, r, x + 2 * STEP, row, (j + LIN_WARPS) / 2);
+        }
+    }
+}
+
+template <int F, int T>
+__device__ __forceinline__ void lin_slot(lin_narrow<T> &acc, const stream_w &w, uint32_t slot, uint32_t row,
+                                         uint32_t at, uint32_t n, const lin_lane<F, LIN_FOURS> &l, uint32_t warp,
                                          uint32_t lane)
 {
     constexpr uint32_t XB = lin_fmt<F>::XH * 32 /* bytes of activations a unit */, SU = lin_unit_scale<F>::N;
@@ -299,6 +474,20 @@ __device__ __forceinline__ void lin_slot(lin_narrow<lin_tiles<F>::N> &acc, const
     const uint32_t p = lane >> 2 & 1, q = lane & 3;
     uint32_t u = warp, c = slot + l.c, sc = slot + l.sc, x = l.x + at / 128 * XB;
     const uint32_t full = n / 128;
+    if constexpr (lin_fmt<F>::BYTES) {
+        constexpr uint32_t N = 3;
+#pragma unroll 1
+        for (; u + (N - 1) * S < full; u += N * S, c += N * 128 * S, x += N * S * XB, sc += N * S * SU) {
+            lin_batch<F, LIN_FOURS, N>(acc.c, acc.bad[0], w, c, sc, x, row, at / 128 + u);
+        }
+#pragma unroll 1
+        for (; u * 128 < n; u += S, c += 128 * S, x += S * XB, sc += S * SU) {
+            lin_codes r;
+            lin_get<F>(r, c, sc, u * 128 + p * 64 + q * 16 < n);
+            lin_bytes<F, 4>(acc.c[0], acc.bad[0], w, r, x, row, at / 128 + u);
+        }
+        return;
+    }
     lin_regs<F> a;
     if (F == TF_BF16) {
 #pragma unroll 1
@@ -306,14 +495,14 @@ __device__ __forceinline__ void lin_slot(lin_narrow<lin_tiles<F>::N> &acc, const
             lin_regs<F> b;
             lin_load(a, w, c, 0, x, p, q);
             lin_load(b, w, c + 128 * S, 0, x + S * XB, p, q);
-            lin_unit(acc, w, a, row, 0, lane);
-            lin_unit(acc, w, b, row, 0, lane);
+            lin_unit<F>(acc, a);
+            lin_unit<F>(acc, b);
         }
     }
 #pragma unroll 1
     for (; u < full; u += S, c += 128 * S, x += S * XB, sc += S * SU) {
         lin_load(a, w, c, sc, x, p, q);
-        lin_unit(acc, w, a, row, at / 128 + u, lane);
+        lin_unit<F>(acc, a);
     }
     if ((n & 127) && u == full) {
         const bool in = p * 64 + q * 16 < (n & 127);
@@ -323,7 +512,7 @@ __device__ __forceinline__ void lin_slot(lin_narrow<lin_tiles<F>::N> &acc, const
             a.v[t] = in ? a.v[t] : make_uint4(0, 0, 0, 0);
             a.scale[t] = in ? a.scale[t] : 0;
         }
-        lin_unit(acc, w, a, row, at / 128 + u, lane);
+        lin_unit<F>(acc, a);
     }
 }
 
@@ -342,6 +531,22 @@ __device__ __forceinline__ void lin_store(uint32_t red, uint32_t step, const lin
     }
 }
 
+__device__ __forceinline__ void lin_store(uint32_t red, uint32_t step, const lin_eights &acc, uint32_t n_tok,
+                                          uint32_t lane)
+{
+    const uint32_t g = lane >> 2, q = lane & 3;
+    const uint32_t nan = __ballot_sync(0xffffffffu, acc.bad & 0x80808080u) >> (8 * q);
+    float s0 = (acc.c[0][0][0] + acc.c[0][1][2]) + (acc.c[1][0][0] + acc.c[1][1][2]);
+    float s1 = (acc.c[0][0][1] + acc.c[0][1][3]) + (acc.c[1][0][1] + acc.c[1][1][3]);
+    s0 = nan & 0x0f ? __uint_as_float(0x7fc00000u) : s0;
+    s1 = nan & 0xf0 ? __uint_as_float(0x7fc00000u) : s1;
+    if (g < n_tok) {
+        const uint32_t d = red + q / 2 * step + (g * 4 + (2 * q & 3)) * 4;
+        sts_f32(d, s0);
+        sts_f32(d + 4, s1);
+    }
+}
+
 template <int NM> struct lin_wide { /* NM: blocks of sixteen rows of activations */
     float c[2][2][NM][4];           /* [half][product][block] */
     uint32_t bad;
@@ -355,9 +560,6 @@ __device__ __forceinline__ void lin_half(lin_wide<NM> &acc, const int half, cons
     constexpr int J = lin_fmt<F>::J;
     uint32_t p[2 * J];
     lin_decode<F>(p, v, scale, acc.bad);
-    if constexpr (F == TF_MX) {
-        lin_decode_large(p, scale);
-    }
     float b0 = 1.0f, b1 = 1.0f;
     if (F == TF_BLOCK) {
         b0 = lin_block_scale(w, row + (lane & 3) * 2, u);
@@ -386,7 +588,11 @@ __device__ __forceinline__ void lin_half(lin_wide<NM> &acc, const int half, cons
 
 template <int F, int NM> struct lin_lane_wide {
     lin_x xs;
-    __device__ __forceinline__ lin_lane_wide(const stream_w &, const lin_x &x, uint32_t, uint32_t) : xs(x) {}
+    bool pieces; /* the warp's are eight apart, not two by two */
+    __device__ __forceinline__ lin_lane_wide(const stream_w &w, const lin_x &x, uint32_t, uint32_t)
+        : xs(x), pieces(lin_by_pieces<F>(w.bytes))
+    {
+    }
 };
 
 template <int F, int NM>
@@ -395,22 +601,26 @@ __device__ __forceinline__ void lin_slot(lin_wide<NM> &acc, const stream_w &w, u
                                          uint32_t lane)
 {
     const lin_x &xs = l.xs;
-    constexpr uint32_t XB = lin_fmt<F>::XH * 64, SU = lin_unit_scale<F>::N;
-    const uint32_t g = lane >> 2, q = lane & 3, u0 = at / 128;
+    constexpr uint32_t XB = lin_fmt<F>::XH * 32, SU = lin_unit_scale<F>::N / 2, W = LIN_WARPS;
+    const uint32_t g = lane >> 2, q = lane & 3, j0 = at / 64;
     const uint32_t c = slot + g * w.pitch + q * 16;
     const uint32_t sc = slot + 8 * w.pitch + g * w.pitch_scale;
     uint32_t x[NM];
 #pragma unroll
     for (int i = 0; i < NM; ++i) {
-        x[i] = xs.xs + ((i * 8 + g) * xs.pitch16 + q) * 16 + u0 * XB;
+        x[i] = xs.xs + ((i * 8 + g) * xs.pitch16 + q) * 16 + j0 * XB;
     }
-    for (uint32_t u = warp; u * 128 < n; u += LIN_WARPS) {
+    const uint32_t apart = l.pieces ? W : 1;
+    for (uint32_t i = l.pieces ? warp : 2 * warp; i * 64 < n; i += 2 * W) {
 #pragma unroll
-        for (uint32_t p = 0; p < 2; ++p) {
-            const bool in = u * 128 + p * 64 + q * 16 < n;
-            const uint4 v = in ? lds128(c + u * 128 + p * 64) : make_uint4(0, 0, 0, 0);
-            lin_half<F, NM>(acc, p, w, v, in ? lin_scale<F>(sc + u * SU, p, q) : 0, x, u * XB + p * (XB / 2), row,
-                            u0 + u, lane);
+        for (uint32_t h = 0; h < 2; ++h) {
+            const uint32_t j = i + h * apart;
+            if (j * 64 < n) {
+                const bool in = j * 64 + q * 16 < n;
+                const uint4 v = in ? lds128(c + j * 64) : make_uint4(0, 0, 0, 0);
+                const uint32_t scale = in ? lin_scale<F>(sc + j * SU, q) : 0;
+                lin_half<F, NM>(acc, h, w, v, scale, x, j * XB, row, (j0 + j) / 2, lane);
+            }
         }
     }
 }

@@ -54,6 +54,22 @@ static void several(struct kern_ctx *c, int v)
     KERN_RUN(c, linear, a);
 }
 
+/* Four matrices of one format, as those of a layer, over rows that may begin anywhere. variant: format + 8 * rows */
+static void alike(struct kern_ctx *c, int v)
+{
+    static const uint32_t rows[] = {1, 8, 13, 27}, n[] = {300, 7, 1, 130};
+    uint32_t m = rows[v / 8 % 4], k = v / 8 % 2 ? 6144 : 2560, off = v / 16 % 2;
+    struct qx_op_linear a = {.n_rows = m, .n_weights = 4, .act_bf16 = true, .x_stride = k + off, .y_stride = 441};
+    a.x = kern_f32(c, (size_t)m * (k + off) + off, 1.0f) + off;
+    for (int j = 0; j < 4; ++j) {
+        a.w[j] = kern_weight(c, formats[v % 8], n[j], k, j == 3);
+    }
+    a.y = kern_f32(c, (size_t)m * 441, 1.0f);
+    kern_out(c, "y", 'f', a.y, (size_t)m * 441, 0);
+    kern_shape(c, "%u rows, four of %s, %u columns", m, kern_fmt_name(formats[v % 8]), k);
+    KERN_RUN(c, linear, a);
+}
+
 /* A row's bits are the same whatever the number of rows: counts those of y that differ. variant as linear */
 static void same_bits(struct kern_ctx *c, int v)
 {
@@ -514,6 +530,7 @@ static void moe_speed(struct kern_ctx *c, int v)
 #define LK(k) L(0, 1, k), L(1, 1, k), L(2, 1, k), L(3, 1, k), L(4, 1, k), L(0, 8, k), L(1, 8, k), L(2, 8, k), L(3, 8, k), L(4, 8, k)
 #define H(f, s) {"hc", "hc", hc, (f) + 8 * (s), 0}
 #define M(f, s) {"moe", "moe", moe, (f) + 8 * (s), 0}
+#define A(f, m) {"linear", "alike", alike, (f) + 8 * (m), 0}
 #define B(f, s, m) {"linear", "same", same_bits, (f) + 8 * (s), 0}
 #define LSAME(s) B(ACT_BF16 + 0, s, 0), B(ACT_BF16 + 1, s, 0), B(ACT_BF16 + 2, s, 0), B(ACT_BF16 + 3, s, 0), B(ACT_BF16 + 4, s, 0)
 #define LBENCH(f, m) {"linear", "layers", bench_linear, (f) + 64 * (m), 1}, {"linear", "layers", bench_linear, (f) + 8 + 64 * (m), 1}
@@ -524,6 +541,7 @@ const struct kern_case kern_cases_matmul[] = {
     {"linear", "layers", bench_linear, 32 + 64, 1}, {"linear", "layers", bench_linear, 40 + 64, 1},
     {"linear", "layers", bench_linear, 24 + 64, 1}, {"linear", "layers", bench_linear, 24 + 64 * 8, 1},
     LSAME(0), LSAME(1), LSAME(2), B(0, 0, 0), B(4, 0, 0), LBK(1), LBK(2), LBK(3), LB(9), LB(11),
+    A(0, 0), A(1, 3), A(2, 1), A(3, 0), A(3, 1), A(3, 2), A(4, 0), A(4, 3), A(0, 1), A(0, 2), A(0, 3),
     {"linear", "several", several, ACT_BF16 + 0, 0}, {"linear", "several", several, ACT_BF16 + 1, 0},
     {"linear", "several", several, ACT_BF16 + 2, 0}, {"linear", "several", several, ACT_BF16 + 3, 0},
     LS(0), LS(1), LS(2), LS(3), LS(4), LS(5), LS(6), LS(7), LS(8), LS(9), LS(10), LS(11), LK(1), LK(2), LK(3),
