@@ -118,7 +118,7 @@ __global__ void __maxnreg__(B == 4 ? 80 : 64) hc_stream(const __grid_constant__ 
     const uint32_t rank = blockIdx.x & 1, pair = blockIdx.x / 2;
     const bool of_inject = pair >= HC_TILES / 2 * HC_C, shares = PAIR && !of_inject;
     const uint32_t tile = of_inject ? HC_TILES : pair / HC_C * 2 + rank, c = (of_inject ? blockIdx.x : pair) % HC_C;
-    const bool posts_r = PAIR ? pair < HC_C : a.inject ? of_inject : tile == 0;
+    const bool posts_r = a.inject ? of_inject : PAIR ? pair < HC_C : tile == 0;
     const uint32_t row0 = tile * HC_ROWS, n = of_inject ? HC_C : HC_ROWS, d0 = blockIdx.x * HC_ND;
     uint8_t *xs = smem + HC_XS, *lo = xs + a.group * HC_PITCH;
     float *red = (float *)(lo + a.group * HC_LO_PITCH);
