@@ -195,10 +195,7 @@ static int cu_queue_create(struct qx_backend *be, struct qx_queue **out, struct 
     q->be = be;
     q->device = be->device;
     const cudaDeviceProp *prop = &((struct qx_cuda *)be)->prop;
-    unsigned features = 0, numbers[QX_N_NUMBERS];
-    for (unsigned i = 0; i < QX_N_NUMBERS; ++i) {
-        numbers[i] = i ? (i - 1) * (UINT32_MAX / QX_N_NUMBERS) : 0;
-    }
+    unsigned features = 0;
     q->n_sm = prop->multiProcessorCount;
     q->capability = prop->major * 10 + prop->minor;
     q->smem_max = (int)prop->sharedMemPerBlockOptin;
@@ -217,9 +214,6 @@ static int cu_queue_create(struct qx_backend *be, struct qx_queue **out, struct 
         q->route_words = q->words + QX_HC_WORDS;
         q->numbers = (unsigned *)(q->route_words + QX_ROUTE_WORDS);
         e = cudaMemsetAsync(q->words, 0, QX_N_WORDS * sizeof(uint64_t), q->stream);
-    }
-    if (e == cudaSuccess) {
-        e = cudaMemcpyAsync(q->numbers, numbers, sizeof numbers, cudaMemcpyHostToDevice, q->stream);
     }
     if (e == cudaSuccess) {
         probe_kernel<<<1, 1, 0, q->stream>>>(q->tickets);
