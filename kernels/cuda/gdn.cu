@@ -42,17 +42,6 @@ template <int TAPS> struct gdn_smem {
     float ring[1];                            /* slots of S, each thread's own 16 bytes every 4 KiB */
 };
 
-/* *p = v in the shared memory of block `rank` of the cluster, counted by its barrier `bar`. */
-__device__ __forceinline__ void cluster_store(float *p, uint64_t *bar, uint32_t rank, float v)
-{
-#if __CUDA_ARCH__ >= 900
-    const uint32_t at = cluster_addr(p, rank), b = cluster_addr(bar, rank);
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(at), "f"(v),
-                 "r"(b)
-                 : "memory");
-#endif
-}
-
 /* Four floats at a multiple of 8 bytes. */
 __device__ __forceinline__ float4 load4(const float *p)
 {
@@ -370,7 +359,8 @@ __device__ __forceinline__ void gdn_window(const gdn_args &a, gdn_smem<TAPS> &s,
                 const float q = warp_sum(o * o);
                 if (lane == 0) {
                     s.sq[round & 1][half][cg][e] = q;
-                    cluster_store(&s.sq[round & 1][half][cg][e], got, half ^ 1, q);
+                    send32(cluster_addr(&s.sq[round & 1][half][cg][e], half ^ 1), __float_as_uint(q),
+                           cluster_addr(got, half ^ 1));
                 }
             }
             float u4[4];

@@ -23,16 +23,6 @@ enum {
     FS_BINS = 2048
 };
 
-/* A word to another block's shared memory, counted by its barrier. */
-__device__ __forceinline__ void few_send(uint32_t to, uint32_t v, uint32_t bar)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(to), "r"(v),
-                 "r"(bar)
-                 : "memory");
-#endif
-}
-
 struct cut_smem {
     uint32_t hist[FS_BINS];
     uint32_t sums[32];
@@ -258,7 +248,7 @@ __global__ void __launch_bounds__(FS_T) qsa_select_few(const __grid_constant__ s
         const float sum = index_score(s);
         if (l == 0 && b < nb) {
             if (a.near) {
-                few_send(to + b * 4, __float_as_uint(sum) & 0x7fffffffu, bar);
+                send32(to + b * 4, __float_as_uint(sum) & 0x7fffffffu, bar);
             } else {
                 score[b] = sum;
             }

@@ -98,42 +98,4 @@ __device__ __forceinline__ uint4 stream_x_pack(const float4 &a, const float4 &b,
               : make_uint4(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w), pack_bf16(b.x, b.y), pack_bf16(b.z, b.w));
 }
 
-/* ---- decoding E4M3 without conversions -------------------------------------------------------- */
-
-/* Four codes as bf16 pairs (0,1) (2,3), to be multiplied with 2^120: the seven bits of a code are placed as
- * exponent and fraction of bf16. NaN codes come out as 480. */
-__device__ __forceinline__ void place_e4m3(uint32_t w, uint32_t &p0, uint32_t &p1)
-{
-    const uint32_t a = __byte_perm(w, 0, 0x1404), b = __byte_perm(w, 0, 0x3424);
-    p0 = (a & 0x80008000u) | ((a >> 4) & 0x07f007f0u);
-    p1 = (b & 0x80008000u) | ((b >> 4) & 0x07f007f0u);
-}
-/* Sixteen codes x s (a bf16 pair of a power of two or NaN): p[2 i], p[2 i + 1] of word i. */
-__device__ __forceinline__ void dec_e4m3x16(const uint4 &v, uint32_t s, uint32_t (&p)[8])
-{
-    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
-    uint32_t nan = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        nan |= (w[i] & 0x7f7f7f7fu) + 0x01010101u;
-        place_e4m3(w[i], p[2 * i], p[2 * i + 1]);
-#pragma unroll
-        for (int j = 2 * i; j < 2 * i + 2; ++j) {
-            p[j] = mul_bf16x2(mul_bf16x2(p[j], 0x7b807b80u), s);
-        }
-    }
-    if (nan & 0x80808080u) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            dec_fp8(w[i], bf16_lo(s), p[2 * i], p[2 * i + 1]);
-        }
-    }
-}
-/* An E8M0 code as a bf16 pair. */
-__device__ __forceinline__ uint32_t e8m0_pair(uint32_t c)
-{
-    const uint32_t b = c == 0xff ? 0x7fc0u : c == 0 ? 0x0040u : c << 7;
-    return b * 0x10001u;
-}
-
 #endif
