@@ -10,8 +10,8 @@ static void in_row(const struct qx_queue *q, void *user, uint64_t r)
     float *e = a->e + r * a->table.cols, *y = a->y + r * a->width;
     ref_zrms(q, e, a->norm_e, a->table.cols, (double)a->eps, e);
     memset(y, 0, 4 * (size_t)a->width);
-    for (int i = 0; i < 2 && a->wide[i]; ++i) {
-        int64_t at = a->row[i] ? a->row[i][r] : (int64_t)r;
+    for (int i = 0; i < 2; ++i) {
+        int64_t at = !a->wide[i] ? -1 : a->row[i] ? a->row[i][r] : (int64_t)r;
         if (at >= 0) {
             ref_zrms(q, a->wide[i] + (uint64_t)at * a->width, a->norm_wide, a->width, (double)a->eps, y);
             break;
