@@ -5,8 +5,8 @@
  * decay S^T q + (k q) u. S, histories and the numbers of the step are read before the wait (embed stands between them
  * and whatever wrote them). Halves send one another sums of squares for the gated norm.
  *
- * A block asks for more than half of the shared memory and has few enough registers to start beside the products
- * before it and to leave room for those behind it (launch_alone of stream.cuh): blocks never share a multiprocessor. */
+ * A block asks for more than half of the shared memory, so that two never share a multiprocessor, and has few enough
+ * registers to start beside products that keep theirs by registers (launch_alone_by of stream.cuh). */
 #include "gdn.cuh"
 #include "stream.cuh"
 #include <stddef.h>

@@ -13,8 +13,8 @@
  * More than one row: two blocks of a stream are a cluster, each normalises half of the rows and reads half of the
  * sums and sends both what comes of it (st.async), since L2 bounds what all blocks together read.
  *
- * Blocks that poll hold their multiprocessors, so all have to be there: as many multiprocessors as blocks, and no
- * other such kernel at the same time (one queue of a device does a model's steps).
+ * Blocks that poll hold their multiprocessors, so all have to be there: as many multiprocessors as blocks, by twos
+ * that a cluster can have, and no other such kernel at the same time (one queue of a device does a model's steps).
  *
  * Sums depend on the matrices only: of a row of down in a stream warp w adds the pairs of steps w, w + HC_WARPS, ..,
  * of a row of up one warp adds all, four quarters of a pair apart, so that a row's bits do not depend on the
@@ -111,7 +111,7 @@ __global__ void __maxnreg__(B == 4 ? 80 : 64) hc_stream(const __grid_constant__ 
     pdl_next();
     const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, g = lane >> 2, q = lane & 3;
     if (tid >= HC_THREADS) {
-        pdl_wait(); /* there for their registers until all blocks have their places (launch_alone) */
+        pdl_wait(); /* there for their registers until all blocks have their places (launch_alone_by) */
         return;
     }
     /* a pair has two tiles of one stream; the blocks of inject come last and do all rows themselves */

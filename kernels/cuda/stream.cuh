@@ -45,13 +45,6 @@ static int launch_alone_by(struct qx_queue *q, const char *name, bool by_registe
     return launch_cluster(q, name, kernel, grid, dim3(threads), smem, cluster, args...);
 }
 
-template <class... P, class... A>
-static int launch_alone(struct qx_queue *q, const char *name, void (*kernel)(P...), dim3 grid, unsigned threads,
-                        uint32_t smem, A... args)
-{
-    return launch_alone_by(q, name, false, 1, kernel, grid, threads, smem, args...);
-}
-
 /* ---- a matrix as it streams ------------------------------------------------------------------ */
 
 struct stream_w {
