@@ -111,6 +111,7 @@ __global__ void __maxnreg__(B == 4 ? 80 : 64) hc_stream(const __grid_constant__ 
     pdl_next();
     const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, g = lane >> 2, q = lane & 3;
     if (tid >= HC_THREADS) {
+        __syncthreads(); /* the one before the weights are asked for, which else waits until these warps have ended */
         pdl_wait(); /* there for their registers until all blocks have their places (launch_alone_by) */
         return;
     }
