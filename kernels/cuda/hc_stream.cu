@@ -32,7 +32,6 @@
 #define HC_ND 20u                             /* columns of m a block */
 #define HC_GROUP 8u                           /* rows of activations multiplied at once */
 #define HC_PAIR 128u                          /* bytes of a pair of steps */
-#define HC_EARLY 3u                           /* pairs of up in registers before its input is there */
 #define HC_PITCH (HC_HIDDEN * 2 + 64)
 #define HC_LO_PITCH (HC_RANK * 2 + 64)
 #define HC_WORDS_ROW (HC_RANK + HC_C + 4)     /* of a row and stream: sums of down, of inject, 1 / rms */
@@ -102,14 +101,20 @@ __device__ __forceinline__ float hc_mean(const uint64_t (&w)[HC_C])
 
 /* B: rows of activations whose loads are in flight at once. PAIR: more than one row. */
 template <int B, bool PAIR>
-__global__ void __maxnreg__(B == 4 ? 80 : 64) hc_stream(const __grid_constant__ hc_stream_args a)
+__global__ void __maxnreg__(B == 4 ? 96 : 64) hc_stream(const __grid_constant__ hc_stream_args a)
 {
     constexpr bool ONE = B == 1 && !PAIR;
+    /* pairs of up in registers before its input is there; no value that is being loaded may be spilled, since that
+     * waits for it */
+    constexpr uint32_t EARLY = B == 2 ? 1 : 2;
     extern __shared__ __align__(128) uint8_t smem[];
     __shared__ uint64_t bars[4]; /* weights of down, of up; the other block's rows of inputs, of inner values */
     __shared__ float4 sums[2][B][3]; /* of a warp each */
+    __shared__ uint32_t number;             /* of this launch */
+    __shared__ float norm_up[8 * HC_WARPS]; /* of the block's rows of up */
     pdl_next();
-    const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, g = lane >> 2, q = lane & 3;
+    const uint32_t tid = threadIdx.x, lane = tid & 31, g = lane >> 2, q = lane & 3;
+    const uint32_t warp = __shfl_sync(0xffffffffu, tid / 32, 0); /* the compiler sees that lanes agree */
     if (tid >= HC_THREADS) {
         __syncthreads(); /* the one before the weights are asked for, which else waits until these warps have ended */
         pdl_wait(); /* there for their registers until all blocks have their places (launch_alone_by) */
@@ -121,8 +126,9 @@ __global__ void __maxnreg__(B == 4 ? 80 : 64) hc_stream(const __grid_constant__ 
     const uint32_t tile = of_inject ? HC_TILES : pair / HC_C * 2 + rank, c = (of_inject ? blockIdx.x : pair) % HC_C;
     const bool posts_r = a.inject ? of_inject : PAIR ? pair < HC_C : tile == 0;
     const uint32_t row0 = tile * HC_ROWS, n = of_inject ? HC_C : HC_ROWS, d0 = blockIdx.x * HC_ND;
-    uint8_t *xs = smem + HC_XS, *lo = xs + a.group * HC_PITCH;
-    float *red = (float *)(lo + a.group * HC_LO_PITCH);
+    const uint32_t n_rows = ONE ? 1 : a.n_rows, group = ONE ? 1 : a.group;
+    uint8_t *xs = smem + HC_XS, *lo = xs + group * HC_PITCH;
+    float *red = (float *)(lo + group * HC_LO_PITCH);
 
     if (tid == 0) {
         bar_init(bars, 1);
@@ -134,9 +140,18 @@ __global__ void __maxnreg__(B == 4 ? 80 : 64) hc_stream(const __grid_constant__ 
         bar_expect(bars, n * HC_HIDDEN * 2);
         bar_expect(bars + 1, HC_C * HC_ND * HC_RANK * 2);
     }
+    if (tid < 8 * HC_WARPS && !of_inject) {
+        copy4(smem_addr(norm_up + tid), a.norm + tid / HC_ND * HC_HIDDEN + d0 + tid % HC_ND, 4);
+    }
+    copy_commit();
+    float4 norm[HC_QUADS]; /* asked for before the weights, behind which it would come */
+#pragma unroll
+    for (uint32_t h = 0; h < HC_QUADS; ++h) {
+        norm[h] = __ldg((const float4 *)(a.norm + c * HC_HIDDEN) + tid + h * HC_THREADS);
+    }
     __syncthreads();
     if (shares) {
-        cluster_arrive(); /* the barriers are made, before anything arrives there */
+        cluster_arrive_relaxed(); /* the barriers are made (bar_init_done), before anything arrives there */
     }
     const uint32_t peer_xs = cluster_addr(xs, rank ^ 1), peer_lo = cluster_addr(lo, rank ^ 1);
     const uint32_t peer_bars = cluster_addr(bars, rank ^ 1);
@@ -151,27 +166,20 @@ __global__ void __maxnreg__(B == 4 ? 80 : 64) hc_stream(const __grid_constant__ 
                       HC_ND * HC_RANK * 2, bars + 1, policy);
         }
     }
-    /* the lane's element of the streams in the second half: row warp * 8 + g of the block's part of up */
-    const uint32_t own_c = of_inject ? 0 : (warp * 8 + g) / HC_ND;
-    const uint32_t own_d = of_inject ? 0 : d0 + (warp * 8 + g) % HC_ND;
-    const float own_gain = 1.0f + __ldg(a.norm + own_c * HC_HIDDEN + own_d);
-
-    float4 norm[HC_QUADS];
+    pdl_wait();
 #pragma unroll
     for (uint32_t h = 0; h < HC_QUADS; ++h) {
-        norm[h] = __ldg((const float4 *)(a.norm + c * HC_HIDDEN) + tid + h * HC_THREADS);
         norm[h].x += 1.0f, norm[h].y += 1.0f, norm[h].z += 1.0f, norm[h].w += 1.0f;
     }
-    pdl_wait();
-    const uint32_t number = __ldcg(a.number) + 1;
 
     /* ---- down ---- */
     uint32_t turn = 0;
     bool met = false;
 #pragma unroll 1
-    for (uint32_t m0 = 0; m0 < a.n_rows; m0 += HC_GROUP) {
-        const uint32_t n_tok = ONE ? 1 : a.n_rows - m0 < HC_GROUP ? a.n_rows - m0 : HC_GROUP;
-        const uint32_t half = (n_tok + 1) / 2, t_end = shares && rank == 0 ? half : n_tok;
+    for (uint32_t m0 = 0; m0 < n_rows; m0 += HC_GROUP) {
+        const uint32_t n_tok = ONE ? 1 : n_rows - m0 < HC_GROUP ? n_rows - m0 : HC_GROUP;
+        const uint32_t half = (n_tok + 1) / 2, t_end = shares && rank == 0 ? half : n_tok,
+                       t_begin = shares && rank ? half : 0;
         if (shares && m0) {
             cluster_sync(); /* the other is through with the group before */
         }
@@ -179,7 +187,7 @@ __global__ void __maxnreg__(B == 4 ? 80 : 64) hc_stream(const __grid_constant__ 
             bar_expect(bars + 2, (rank ? half : n_tok - half) * (HC_HIDDEN * 2));
         }
 #pragma unroll 1
-        for (uint32_t t0 = shares && rank ? half : 0; t0 < t_end; t0 += B, turn ^= 1) {
+        for (uint32_t t0 = t_begin; t0 < t_end; t0 += B, turn ^= 1) {
             float4 v[B][HC_QUADS];
 #pragma unroll
             for (int j = 0; j < B; ++j) {
@@ -213,6 +221,9 @@ __global__ void __maxnreg__(B == 4 ? 80 : 64) hc_stream(const __grid_constant__ 
                         v[j][h].w = fmaf(f[j], y[j][h].w, v[j][h].w);
                     }
                 }
+            }
+            if (tid == 0 && m0 == 0 && t0 == t_begin) {
+                number = __ldcg(a.number) + 1;
             }
 #pragma unroll
             for (int j = 0; j < B; ++j) {
@@ -284,7 +295,7 @@ __global__ void __maxnreg__(B == 4 ? 80 : 64) hc_stream(const __grid_constant__ 
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 if (2 * q + (e & 1) < n_tok) {
-                    red[(warp * a.group + 2 * q + (e & 1)) * 16 + g + e / 2 * 8] = hc_sum(acc, e);
+                    red[(warp * group + 2 * q + (e & 1)) * 16 + g + e / 2 * 8] = hc_sum(acc, e);
                 }
             }
         }
@@ -294,7 +305,7 @@ __global__ void __maxnreg__(B == 4 ? 80 : 64) hc_stream(const __grid_constant__ 
             float s[HC_WARPS];
 #pragma unroll
             for (uint32_t w = 0; w < HC_WARPS; ++w) {
-                s[w] = red[(w * a.group + t) * 16 + r];
+                s[w] = red[(w * group + t) * 16 + r];
             }
 #pragma unroll
             for (uint32_t w = 1; w < HC_WARPS; ++w) {
@@ -306,15 +317,17 @@ __global__ void __maxnreg__(B == 4 ? 80 : 64) hc_stream(const __grid_constant__ 
 
     /* ---- up and mix ---- */
 #pragma unroll 1
-    for (uint32_t m0 = 0; m0 < a.n_rows && !of_inject; m0 += HC_GROUP) {
-        const uint32_t n_tok = ONE ? 1 : a.n_rows - m0 < HC_GROUP ? a.n_rows - m0 : HC_GROUP;
+    for (uint32_t m0 = 0; m0 < n_rows && !of_inject; m0 += HC_GROUP) {
+        const uint32_t n_tok = ONE ? 1 : n_rows - m0 < HC_GROUP ? n_rows - m0 : HC_GROUP;
         const uint32_t half = (n_tok + 1) / 2, t_end = PAIR && rank == 0 ? half : n_tok;
         if (PAIR && m0) {
-            cluster_sync();
+            cluster_sync(); /* the other is through with the group before */
         }
         if (PAIR && tid == 0) {
             bar_expect(bars + 3, (rank ? half : n_tok - half) * (HC_RANK * 2));
         }
+        /* the lane's element of the streams: row warp * 8 + g of the block's part of up */
+        const uint32_t own_c = (warp * 8 + g) / HC_ND, own_d = d0 + (warp * 8 + g) % HC_ND;
         float v[2], y[2], f[2];
         uint64_t r[2];
         const uint64_t *words = a.words + m0 * HC_C * HC_WORDS_ROW;
@@ -332,10 +345,10 @@ __global__ void __maxnreg__(B == 4 ? 80 : 64) hc_stream(const __grid_constant__ 
         if (m0 == 0) {
             bar_wait(bars + 1, 0);
         }
-        uint4 w[HC_EARLY][2];
+        uint4 w[EARLY][2];
         const uint8_t *up = smem + HC_UP + (warp * 8 + g) * (HC_RANK * 2) + q * 16;
 #pragma unroll
-        for (uint32_t p = 0; p < HC_EARLY; ++p) {
+        for (uint32_t p = 0; p < EARLY; ++p) {
             hc_load(w[p], up + p * HC_PAIR, g & 1);
         }
         if (!PAIR && m0) {
@@ -366,10 +379,10 @@ __global__ void __maxnreg__(B == 4 ? 80 : 64) hc_stream(const __grid_constant__ 
 #pragma unroll
             for (int b = 0; b < B; ++b) {
                 const float s = hc_mean(d[b]);
-                const uint32_t at = (t0 + b) * HC_LO_PITCH + tid * 2;
+                const uint32_t t = t0 + b, at = t * HC_LO_PITCH + tid * 2;
                 const uint16_t v16 = __bfloat16_as_ushort(__float2bfloat16_rn(s * hc_sigmoid(s)));
                 const uint32_t next = PAIR ? __shfl_down_sync(0xffffffffu, v16, 1) : 0;
-                if (t0 + b < t_end) {
+                if (t < t_end) {
                     *(uint16_t *)(lo + at) = v16;
                     if (PAIR && !(tid & 1)) {
                         send32(peer_lo + at, v16 | next << 16, peer_bars + 24);
@@ -377,6 +390,7 @@ __global__ void __maxnreg__(B == 4 ? 80 : 64) hc_stream(const __grid_constant__ 
                 }
             }
         }
+        copy_wait<0>();
         __syncthreads();
         if (PAIR) {
             bar_wait(bars + 3, m0 / HC_GROUP & 1);
@@ -386,12 +400,12 @@ __global__ void __maxnreg__(B == 4 ? 80 : 64) hc_stream(const __grid_constant__ 
         const bool in = g < n_tok;
 #pragma unroll
         for (uint32_t p = 0; p < HC_RANK * 2 / HC_PAIR; ++p) {
-            if (p >= HC_EARLY) {
-                hc_load(w[p % HC_EARLY], up + p * HC_PAIR, g & 1);
+            if (p >= EARLY) {
+                hc_load(w[p % EARLY], up + p * HC_PAIR, g & 1);
             }
 #pragma unroll
             for (uint32_t i = 0; i < 2; ++i) {
-                hc_pair(acc, w[p % HC_EARLY][i], make_uint4(0, 0, 0, 0), hc_read(x + p * HC_PAIR + i * 64, in), i);
+                hc_pair(acc, w[p % EARLY][i], make_uint4(0, 0, 0, 0), hc_read(x + p * HC_PAIR + i * 64, in), i);
             }
         }
 #pragma unroll
@@ -405,7 +419,8 @@ __global__ void __maxnreg__(B == 4 ? 80 : 64) hc_stream(const __grid_constant__ 
                 if (a.y) {
                     a.x[((m0 + t) * HC_C + own_c) * HC_HIDDEN + own_d] = u;
                 }
-                red[t * (8 * HC_WARPS) + warp * 8 + g] = (u * hc_value(r[e])) * own_gain * hc_sigmoid(hc_sum(acc, e));
+                red[t * (8 * HC_WARPS) + warp * 8 + g] =
+                    (u * hc_value(r[e])) * (1.0f + norm_up[warp * 8 + g]) * hc_sigmoid(hc_sum(acc, e));
             }
         }
         __syncthreads();
@@ -421,11 +436,11 @@ __global__ void __maxnreg__(B == 4 ? 80 : 64) hc_stream(const __grid_constant__ 
     if (blockIdx.x == gridDim.x - 1) {
         if (of_inject) {
             if (tid < HC_C * HC_TILES) {
-                const uint64_t *p = a.words + ((a.n_rows - 1) * HC_C + tid % HC_C) * HC_WORDS_ROW;
+                const uint64_t *p = a.words + ((n_rows - 1) * HC_C + tid % HC_C) * HC_WORDS_ROW;
                 while (hc_late(word_read(p + tid / HC_C * HC_ROWS), number)) {
                 }
             }
-            for (uint32_t i = HC_THREADS - 1 - tid; i < a.n_rows * HC_C; i += HC_THREADS) {
+            for (uint32_t i = HC_THREADS - 1 - tid; i < n_rows * HC_C; i += HC_THREADS) {
                 const uint64_t *p = a.words + i / HC_C * (HC_C * HC_WORDS_ROW) + HC_RANK + i % HC_C;
                 uint64_t d[HC_C];
                 do {

@@ -94,14 +94,15 @@ struct rr_args {
     unsigned *numbers; /* [row] */
 };
 
-/* Weights are read once: first to leave L2. */
+/* Weights are read once: first to leave L2. Not by ld.global.nc, which the assembler puts behind pdl_wait. */
 __device__ __forceinline__ uint2 rr_load(const void *p, uint64_t policy)
 {
     uint2 v = {};
 #if __CUDA_ARCH__ >= 900
-    asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v2.u32 {%0,%1}, [%2], %3;"
+    asm volatile("ld.relaxed.gpu.global.L1::no_allocate.L2::cache_hint.v2.u32 {%0,%1}, [%2], %3;"
                  : "=r"(v.x), "=r"(v.y)
-                 : "l"(p), "l"(policy));
+                 : "l"(p), "l"(policy)
+                 : "memory");
 #else
     v = __ldg((const uint2 *)p);
 #endif
