@@ -1,5 +1,5 @@
-/* moe.cu: experts for few rows, inputs kept to f32, and shapes that moe_rows.cu, which takes inputs
- * rounded to bf16, leaves. One launch multiplies with gate and up of every picked expert and of the shared one and
+/* moe.cu: experts for few rows, inputs kept to f32, and shapes that moe_nv.cu and moe_rows.cu, which take inputs
+ * rounded to bf16, leave. One launch multiplies with gate and up of every picked expert and of the shared one and
  * leaves silu(gate) * up, split for the tensor cores, in the workspace; one multiplies with down, weights, and adds up.
  * Rows of a step that picked the same expert share its weights; a row's sums do not depend on that. */
 #include "moe.cuh"
@@ -405,6 +405,10 @@ extern "C" int qx_cuda_moe(struct qx_queue *q, const struct qx_op_moe *o)
     }
     if (o->k > MOE_MAX_K) {
         return qx_queue_refuse(q, "moe", "more than 15 experts a token");
+    }
+    const int nv = qx_moe_nv(q, o);
+    if (nv <= 0) {
+        return nv;
     }
     const int rows = qx_moe_rows(q, o);
     if (rows <= 0) {

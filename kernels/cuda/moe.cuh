@@ -9,6 +9,8 @@
 
 /* Rows of decoding with bf16 inputs (moe_rows.cu); 1: not for these formats and shapes. */
 int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o);
+/* Three and more in the released widths, to the same bits (moe_nv.cu). */
+int qx_moe_nv(struct qx_queue *q, const struct qx_op_moe *o);
 
 /* Line i of the experts' descriptors, cold since the last step, to the L2. */
 template <class A> __device__ __forceinline__ void moe_fetch_line(const A &a, uint32_t i)

@@ -1,4 +1,5 @@
-/* moe_rows.cu: experts for rows of decoding whose inputs of products are bf16.
+/* moe_rows.cu: experts for rows of decoding whose inputs of products are bf16, but for what
+ * moe_nv.cu takes.
  *
  * Two launches of one block a multiprocessor. Every warp streams its own tasks, a task being 16 rows of
  * weights and a part of their columns, through a ring of its own in shared memory: 64 bytes of codes of each

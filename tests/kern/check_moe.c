@@ -41,7 +41,8 @@ static void layer(struct kern_ctx *c, int v)
 {
     static const uint32_t shapes[][4] = {/* experts, k, hidden, inter */
         {512, 10, 2560, 640}, {12, 4, 1280, 256}, {24, 10, 3840, 128}, {300, 8, 5120, 384}, {24, 3, 256, 128},
-        {16, 15, 2560, 128}, {512, 10, 2560, 128}};
+        {16, 15, 2560, 128}, {512, 10, 2560, 128},
+        {24, 10, 2560, 640}};
     const uint32_t *s = shapes[v % 8], n = (uint32_t)v / 8 % 64, mode = (uint32_t)v / 512 % 8;
     const uint32_t E = s[0], k = s[1], H = s[2], I = s[3];
     bool act = !(v & 4096), other = v & OTHER_SHARED;
@@ -184,7 +185,11 @@ static void speed(struct kern_ctx *c, int v)
 #define S(rows) {"moe", "rows", speed, (rows) + 128, 1}, {"moe", "rows", speed, (rows) + 192, 1}, \
     {"moe", "rows", speed, (rows) + 64, 1}
 const struct kern_case kern_cases_moe[] = {
-    LS(0, RANDOM), LS(1, RANDOM), LS(2, RANDOM), LS(3, RANDOM), LS(5, RANDOM), LS(4, RANDOM), LS(6, SAME_ROWS), LS(1, SAME_ROWS),
+    LS(0, RANDOM), LS(1, RANDOM), LS(2, RANDOM), LS(3, RANDOM), LS(5, RANDOM), LS(4, RANDOM), LS(6, SAME_ROWS),
+    LS(1, SAME_ROWS),
+    LS(7, RANDOM), LS(7, SAME_ROWS), LS(OTHER_SHARED + 7, RANDOM), L(7, 3, RANDOM), L(7, 4, RANDOM), L(7, 6, TIES),
+    L(7, 7, RANDOM), L(7, 9, RANDOM), L(7, 13, SAME_ROWS), L(7, 24, RANDOM), L(0, 3, RANDOM), L(0, 4, SAME_ROWS),
+    L(0, 16, RANDOM), L(OTHER_SHARED + 7, 3, RANDOM), L(OTHER_SHARED + 0, 4, RANDOM), L(7, 3, RANDOM + 8),
     LS(OTHER_SHARED + 0, RANDOM), LS(OTHER_SHARED + 5, RANDOM), LS(OTHER_SHARED + 6, SAME_ROWS),
     L(OTHER_SHARED + 6, 13, RANDOM), L(OTHER_SHARED + 6, 32, RANDOM), LS(6, TIES), LS(1, TIES), L(6, 3, RANDOM), L(6, 4, RANDOM), L(6, 6, RANDOM), L(6, 7, RANDOM), L(6, 9, RANDOM),
     L(6, 13, RANDOM), L(6, 16, SAME_ROWS), L(6, 24, RANDOM), L(6, 32, RANDOM), L(1, 32, SAME_ROWS),

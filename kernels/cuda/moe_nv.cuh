@@ -1,0 +1,219 @@
+/* moe_nv.cuh: what gate and up, and down, of NVFP4 experts of the released widths share: sizes, decoding, the list of
+ * the experts a step picked, and the shared expert's tiles in registers. Included by moe_nv.cu, whose head comment
+ * tells the whole. */
+#ifndef QX_CUDA_MOE_NV_CUH
+#define QX_CUDA_MOE_NV_CUH
+
+#include "moe_rows.cuh"
+
+#define NV_H 2560u
+#define NV_I 640u
+#define NV_TILES (NV_I / 8u) /* of gate and up: eight rows of each */
+#define NV_PARTS 4u          /* of a tile's columns, each summed by itself */
+#define NV_STEP 2304u        /* of up's rings: 16 rows x 128 bytes of codes, 16 rows x 16 block scales */
+#define NV_TILE_STEPS 10u    /* of a tile; a part has two and a half */
+#define NV_MAX_K 10u
+#define NV_D 20u             /* output rows a block of down */
+#define NV_QUADS (NV_D / 4u) /* groups of four of them */
+#define NV_BLOCKS (NV_H / NV_D)
+#define NV_XCOL (NV_H * 2u + 64u) /* bytes from column to column */
+#define NV_HCOL (NV_I * 2u)
+
+struct nv_args {
+    static constexpr uint32_t hidden = NV_H;
+    uint32_t m_rows, k, n_experts;
+    bool early;
+    const float *m, *weight;
+    const int32_t *expert;
+    const struct qx_weight *gate, *up, *down;
+    const uint8_t *s_codes[3], *s_scale[3]; /* of the shared expert: gate, up, down */
+    const uint16_t *s_vec;
+    uint8_t *hs; /* [row * (k + 1) + slot] columns of bf16 */
+    float *sg;   /* [row] sigmoid of the shared gate */
+    float *y;
+};
+
+/* An expert's matrix. */
+struct nv_mat {
+    const uint8_t *codes, *scale;
+    float factor;
+    uint32_t pad;
+};
+
+__device__ __forceinline__ void nv_copy16(uint32_t dst, const void *src)
+{
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+}
+
+/* ---- products ---- */
+
+/* Where unit u (eight values) of a column lies: so that the four lanes of a row, which take 32 columns each of 128,
+ * read side by side. */
+__device__ __forceinline__ uint32_t nv_unit(uint32_t u)
+{
+    return ((u & ~15u) + (u & 3) * 4 + ((u >> 2) & 3)) * 16;
+}
+
+/* One step: 16 rows x 128 columns. a0, a1: a lane's codes of its two rows; e0, e1: their two block scales each; x: its
+ * columns, off: the step's in them. */
+template <int NB>
+__device__ __forceinline__ void nv_step(float (&acc)[NB][4], const uint4 &a0, const uint4 &a1, uint32_t e0, uint32_t e1,
+                                        const uint32_t (&x)[NB], uint32_t off)
+{
+    const float2 sl = e4m3x2_f((uint16_t)e0), su = e4m3x2_f((uint16_t)e1);
+    const uint32_t lo[4] = {a0.x, a0.y, a0.z, a0.w}, hi[4] = {a1.x, a1.y, a1.z, a1.w};
+    const uint32_t l[2] = {nv_scale(sl.x), nv_scale(sl.y)}, h[2] = {nv_scale(su.x), nv_scale(su.y)};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        uint32_t p[4], r[4];
+        mr_dec_nv(lo[j], l[j / 2], p);
+        mr_dec_nv(hi[j], h[j / 2], r);
+#pragma unroll
+        for (int n = 0; n < NB; ++n) {
+            const uint4 b = lds128(x[n] + off + j * 64);
+            mma_bf16(acc[n], p[0], r[0], p[1], r[1], b.x, b.y);
+            mma_bf16(acc[n], p[2], r[2], p[3], r[3], b.z, b.w);
+        }
+    }
+}
+
+/* ---- the shared expert: steps of 64 bytes a row, all of a part in registers ---- */
+
+template <int TF> struct nv_shared {
+    static constexpr int ELEM = TF == TF_BF16 ? 2 : 1;        /* bytes of a code */
+    static constexpr int N = 5;                               /* steps of a part */
+    static constexpr int PARTS = NV_H * ELEM / 64 / N, D_PARTS = NV_I * ELEM / 64 / N; /* of gate and up, of down */
+};
+
+/* N steps of two rows from `first` on; c0, c1, s0, s1: rows of codes and scales. */
+template <int TF, int N> struct nv_part {
+    uint4 a[N], b[N];
+
+    __device__ __forceinline__ void load(const uint8_t *c0, const uint8_t *c1, uint32_t first, uint32_t t)
+    {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            a[i] = ld_stream(c0 + (first + i) * 64 + t * 16);
+            b[i] = ld_stream(c1 + (first + i) * 64 + t * 16);
+        }
+    }
+    /* col: a lane's column, in the order of mr_unit */
+    __device__ __forceinline__ void run(float (&acc)[4], const uint8_t *col, const uint8_t *s0, const uint8_t *s1,
+                                        uint32_t first, uint32_t t) const
+    {
+        uint8_t m[TF == TF_MX ? N : 1], n[TF == TF_MX ? N : 1];
+#pragma unroll
+        for (int i = 0; TF == TF_MX && i < N; ++i) {
+            m[i] = __ldg(s0 + (first + i) * 2 + t / 2);
+            n[i] = __ldg(s1 + (first + i) * 2 + t / 2);
+        }
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            uint32_t lo[4] = {a[i].x, a[i].y, a[i].z, a[i].w}, hi[4] = {b[i].x, b[i].y, b[i].z, b[i].w};
+            const uint32_t bs = first + i;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) { /* decoded here, not before a loop around this */
+                asm volatile("" : "+r"(lo[j]), "+r"(hi[j]));
+            }
+            if (TF == TF_BF16) {
+                const uint4 x = *(const uint4 *)(col + bs * 64 + ((t ^ (bs & 3)) << 4));
+                mma_bf16(acc, __byte_perm(lo[0], lo[2], 0x5410), __byte_perm(hi[0], hi[2], 0x5410),
+                         __byte_perm(lo[0], lo[2], 0x7632), __byte_perm(hi[0], hi[2], 0x7632), x.x, x.y);
+                mma_bf16(acc, __byte_perm(lo[1], lo[3], 0x5410), __byte_perm(hi[1], hi[3], 0x5410),
+                         __byte_perm(lo[1], lo[3], 0x7632), __byte_perm(hi[1], hi[3], 0x7632), x.z, x.w);
+            } else {
+                const float m0 = e8m0_f(m[i]), m1 = e8m0_f(n[i]);
+                float part[4] = {};
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                    uint32_t p[4], r[4];
+                    dec_fp8(__byte_perm(lo[2 * j], lo[2 * j + 1], 0x5140), m0, p[0], p[1]);
+                    dec_fp8(__byte_perm(lo[2 * j], lo[2 * j + 1], 0x7362), m0, p[2], p[3]);
+                    dec_fp8(__byte_perm(hi[2 * j], hi[2 * j + 1], 0x5140), m1, r[0], r[1]);
+                    dec_fp8(__byte_perm(hi[2 * j], hi[2 * j + 1], 0x7362), m1, r[2], r[3]);
+                    const uint4 x = *(const uint4 *)(col + bs * 128 + (((2 * t + j) ^ ((2 * bs + (t >> 1)) & 3)) << 4));
+                    mma_bf16(part, p[0], r[0], p[1], r[1], x.x, x.y);
+                    mma_bf16(part, p[2], r[2], p[3], r[3], x.z, x.w);
+                }
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    acc[j] += part[j];
+                }
+            }
+        }
+    }
+};
+
+/* ---- the experts a step picked ---- */
+
+struct nv_picks {
+    uint32_t before[4], n;
+};
+
+__device__ __forceinline__ void nv_fill(nv_mat &m, const struct qx_weight &w)
+{
+    m.codes = (const uint8_t *)w.codes;
+    m.scale = (const uint8_t *)w.scale;
+    m.factor = w.global * 0x1p26f;
+}
+
+/* Each expert once, in the order of its first item, with the rows that picked it; fill(i, e): what is to be had of
+ * expert e, the i-th. mask: [n_experts] bytes, zero; rank the same, whatever it holds. By all threads, at least 128;
+ * complete after the caller's next barrier. */
+template <class F>
+__device__ __forceinline__ void nv_unique(const nv_args &a, uint32_t *mask, uint8_t *rank, mr_cols *cols, nv_picks &p,
+                                          const F &fill)
+{
+    const uint32_t items = a.m_rows * a.k, tid = threadIdx.x;
+    const int32_t e = tid < items ? __ldcg(a.expert + tid) : 0;
+    if (a.m_rows == 1) {
+        if (tid < items) {
+            cols[tid].n = 1;
+            cols[tid].item[0] = (uint8_t)tid;
+            cols[tid].row[0] = 0;
+            fill(tid, e);
+        }
+        if (tid == 0) {
+            p.n = items;
+        }
+        return;
+    }
+    const uint32_t row = tid / a.k, word = (uint32_t)e >> 2, shift = ((uint32_t)e & 3) * 8;
+    if (tid < items) {
+        atomicOr(&mask[word], 1u << (row + shift));
+    }
+    __syncthreads();
+    uint32_t rows = 0;
+    bool fresh = false;
+    if (tid < 128) {
+        rows = tid < items ? (mask[word] >> shift) & 0xff : 0;
+        fresh = rows && (rows & ((1u << row) - 1)) == 0;
+        const uint32_t b = __ballot_sync(0xffffffffu, fresh);
+        if ((tid & 31) == 0) {
+            p.before[tid / 32] = (uint32_t)__popc(b);
+        }
+        __syncwarp();
+        if (fresh) { /* its warp and its number there */
+            rank[e] = (uint8_t)(tid / 32 * 32 + (uint32_t)__popc(b & ((1u << (tid & 31)) - 1)));
+        }
+    }
+    __syncthreads();
+    if (tid < items) {
+        uint32_t r = rank[e] & 31;
+        for (uint32_t w = 0; w < rank[e] / 32u; ++w) {
+            r += p.before[w];
+        }
+        const uint32_t c = (uint32_t)__popc(rows & ((1u << row) - 1));
+        cols[r].item[c] = (uint8_t)(row * (a.k + 1) + (tid - row * a.k));
+        cols[r].row[c] = (uint8_t)row;
+        if (fresh) {
+            cols[r].n = (uint8_t)__popc(rows);
+            fill(r, e);
+        }
+    }
+    if (tid == 0) {
+        p.n = p.before[0] + p.before[1] + p.before[2] + p.before[3];
+    }
+}
+
+#endif
