@@ -40,7 +40,7 @@ struct qx_queue {
     bool has_wgmma;         /* the device runs code compiled for sm_90a: what __CUDA_ARCH_FEAT_SM90_ALL guards */
     bool failed;
     bool capturing;
-    bool by_registers;      /* launch_alone_by: how the last such kernel keeps a multiprocessor to itself */
+    bool by_registers;      /* launch_alone: how the last such kernel keeps a multiprocessor to itself */
     uint64_t alone_at;      /* and n_launches right after it */
     struct qx_error first;  /* the first failure since the last wait */
     uint8_t *ws;            /* workspace of ops, WS_BYTES */

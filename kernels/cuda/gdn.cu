@@ -6,7 +6,7 @@
  * and whatever wrote them). Halves send one another sums of squares for the gated norm.
  *
  * A block asks for more than half of the shared memory, so that two never share a multiprocessor, and has few enough
- * registers to start beside products that keep theirs by registers (launch_alone_by of stream.cuh). */
+ * registers to start beside products that keep theirs by registers (launch_alone of stream.cuh). */
 #include "gdn.cuh"
 #include "stream.cuh"
 #include <stddef.h>

@@ -117,7 +117,7 @@ __global__ void __maxnreg__(B == 4 ? 96 : 64) hc_stream(const __grid_constant__ 
     const uint32_t warp = __shfl_sync(0xffffffffu, tid / 32, 0); /* the compiler sees that lanes agree */
     if (tid >= HC_THREADS) {
         __syncthreads(); /* the one before the weights are asked for, which else waits until these warps have ended */
-        pdl_wait(); /* there for their registers until all blocks have their places (launch_alone_by) */
+        pdl_wait(); /* there for their registers until all blocks have their places (launch_alone) */
         return;
     }
     /* a pair has two tiles of one stream; the blocks of inject come last and do all rows themselves */
@@ -494,12 +494,12 @@ int hc_streamed(struct qx_queue *q, const struct qx_op_hc *o, bool *done)
         a.m = o->m + (uint64_t)r * HC_HIDDEN;
         a.inj_out = inject ? o->inj_out + r * HC_C : nullptr;
         const uint32_t n = a.n_rows, pair = n > 1 ? 2 : 1;
-        const int e = launch_alone_by(q, "hc", false, pair,
-                                      n == 1   ? hc_stream<1, false>
-                                      : n == 2 ? hc_stream<1, true>
-                                      : n <= 4 ? hc_stream<2, true>
-                                               : hc_stream<4, true>,
-                                      grid, HC_THREADS, smem, a);
+        const int e = launch_alone(q, "hc", pair,
+                                   n == 1   ? hc_stream<1, false>
+                                   : n == 2 ? hc_stream<1, true>
+                                   : n <= 4 ? hc_stream<2, true>
+                                            : hc_stream<4, true>,
+                                   grid, HC_THREADS, smem, a);
         if (e) {
             return e;
         }

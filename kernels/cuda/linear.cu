@@ -8,7 +8,6 @@
 
 /* ---- streaming -------------------------------------------------------------------------------- */
 
-
 struct lin_stream {
     const float *x;
     float *y;
@@ -224,7 +223,7 @@ __global__ void __maxnreg__(SHAPE == LIN_W32 ? 168 : SHAPE == LIN_W16 ? 128 : F 
         bar_init(bars + LIN_MAX_SLOTS + threadIdx.x, LIN_WARPS);
     }
     if (SPREAD && threadIdx.x == LIN_MAX_SLOTS) {
-        bar_init(&staged, LIN_WARPS);
+        bar_init(&staged, 1);
     }
     if (threadIdx.x < a.n_weights) {
         const uint32_t p = a.share * part;
@@ -277,17 +276,13 @@ __global__ void __maxnreg__(SHAPE == LIN_W32 ? 168 : SHAPE == LIN_W16 ? 128 : F 
     }
     pdl_wait();
     lin_stage<F, SHAPE>(b.xs, a.x + m0 * a.x_stride, a.x_stride, a.k, threadIdx.x, who);
+    if (pairs && threadIdx.x == 0) { /* what the other block stages */
+        const uint32_t n = lin_items<F, SHAPE>(n_tok, a.k);
+        bar_expect(&staged, (n - (who.end(n) - who.begin(n))) * (SHAPE == LIN_EIGHTS ? 16 : 32));
+    }
+    consumers_sync(); /* what this one does */
     if (pairs) {
-        __syncwarp();
-        if (threadIdx.x == 0) {
-            const uint32_t n = lin_items<F, SHAPE>(n_tok, a.k);
-            bar_expect(&staged, (n - (who.end(n) - who.begin(n))) * (SHAPE == LIN_EIGHTS ? 16 : 32));
-        } else if (lane == 0) {
-            bar_arrive(&staged);
-        }
         bar_wait_at(smem_addr(&staged), 0);
-    } else {
-        consumers_sync();
     }
 #pragma unroll 1
     for (uint32_t j = 0; j < a.n_weights; ++j) {
@@ -397,7 +392,7 @@ static int linear_streamed(struct qx_queue *q, const struct qx_op_linear *o, uns
     const dim3 grid((unsigned)q->n_sm, waves);
     const unsigned threads = LIN_WARPS * 32 + 32;
     const auto start = [&](auto kernel) {
-        return launch_alone_by(q, "linear", false, in, kernel, grid, threads, smem, a);
+        return launch_alone(q, "linear", in, kernel, grid, threads, smem, a);
     };
     if (wide) {
         return a.group <= 16 ? start(linear_stream<F, LIN_W16, true>) : start(linear_stream<F, LIN_W32, true>);
