@@ -223,12 +223,18 @@ static int one_round(struct qx_model *m, struct qx_line *line, double accept, ui
     return qx_line_round(m, &line, 1, err);
 }
 
+/* Experts that so many independent draws touch, of a layer. */
+static double unique_experts(const struct qx_model *m, double rows)
+{
+    double miss = 1.0 - (double)m->cfg->n_experts_per_tok / m->cfg->n_experts;
+    return m->cfg->n_experts * (1.0 - pow(miss, rows));
+}
+
 /* What a round's verification and its drafts must move, by op; returns the experts of the verification. */
 static double round_bytes(const struct qx_model *m, uint32_t k, uint64_t depth, double expert,
                           double check[QX_OP_COUNT], double drafts[QX_OP_COUNT])
 {
-    double miss = 1.0 - (double)m->cfg->n_experts_per_tok / m->cfg->n_experts;
-    double unique = m->cfg->n_experts * (1.0 - pow(miss, k + 1.0));
+    double unique = unique_experts(m, k + 1.0);
     qx_step_bytes(m, k + 1, depth, unique, expert, check);
     qx_draft_bytes(m, expert, drafts);
     for (int i = 0; i < QX_OP_COUNT; ++i) {
@@ -338,8 +344,7 @@ int qx_bench_prefill(struct qx_model *m, uint64_t n, uint32_t repeat, struct qx_
     if (!rc) {
         summarize(t, repeat, out);
         /* the weights once, with the experts that so many independent draws touch; caches are nothing beside them */
-        double miss = 1.0 - (double)m->cfg->n_experts_per_tok / m->cfg->n_experts;
-        out->unique_experts = m->cfg->n_experts * (1.0 - pow(miss, (double)n));
+        out->unique_experts = unique_experts(m, (double)n);
         qx_step_bytes(m, 0, 0, out->unique_experts, expert, by_op);
         for (int i = 0; i < QX_OP_COUNT; ++i) {
             out->bytes += by_op[i];
@@ -416,6 +421,23 @@ static int issue(struct qx_model *m, const struct op_list *l, bool whole, struct
     return 0;
 }
 
+/* The list as a recorded graph; NULL on failure. nodes: of it, or NULL. */
+static int record(struct qx_model *m, const struct op_list *l, bool whole, void **graph, uint64_t *nodes,
+                  struct qx_error *err)
+{
+    *graph = NULL;
+    QX_TRY(m->be->graph_begin(m->q, err));
+    int rc = issue(m, l, whole, err);
+    struct qx_error ignored;
+    int end = m->be->graph_end(m->q, graph, nodes, rc ? &ignored : err);
+    rc = rc ? rc : end;
+    if (rc) {
+        m->be->graph_destroy(m->be, *graph);
+        *graph = NULL;
+    }
+    return rc;
+}
+
 /* Every op of the list alone, then all of them. */
 static int time_ops(struct qx_model *m, const struct op_list *l, const double by_op[QX_OP_COUNT],
                     struct qx_bench_op out[QX_OP_COUNT + 1], struct qx_error *err)
@@ -434,13 +456,7 @@ static int time_ops(struct qx_model *m, const struct op_list *l, const double by
             o->bytes += by_op[j];
         }
         m->be->ops = whole ? all : &one;
-        rc = m->be->graph_begin(m->q, err);
-        if (!rc) {
-            rc = issue(m, l, whole, err);
-            struct qx_error ignored;
-            int end = m->be->graph_end(m->q, &g, &o->n_nodes, rc ? &ignored : err);
-            rc = rc ? rc : end;
-        }
+        rc = record(m, l, whole, &g, &o->n_nodes, err);
         m->be->ops = all;
         bool beside = i >= 0 && !whole;
         if (!rc && o->n_nodes > (beside ? copies.n_nodes : 0)) {
@@ -468,8 +484,7 @@ int qx_bench_ops(struct qx_model *m, uint32_t streams, uint64_t depth, struct qx
     rc = rc ? rc : decode_steps(m, &b, depth, 1, NULL, err); /* leaves the control block as a step has it */
     rc = rc ? rc : qx_expert_bytes(m, &expert, err);
     if (!rc) {
-        double u = (double)m->cfg->n_experts;
-        qx_step_bytes(m, streams, depth, u * (1.0 - pow(1.0 - m->cfg->n_experts_per_tok / u, streams)), expert, by_op);
+        qx_step_bytes(m, streams, depth, unique_experts(m, streams), expert, by_op);
         rc = time_ops(m, &(struct op_list){.n = streams}, by_op, out, err);
     }
     close_seqs(m, &b);
@@ -504,14 +519,8 @@ int qx_bench_round_ops(struct qx_model *m, uint32_t k, double accept, uint64_t d
     }
     void *g = NULL;
     l.part = QX_ROUND_ALL;
-    rc = rc ? rc : m->be->graph_begin(m->q, err);
-    if (!rc) {
-        rc = issue(m, &l, true, err);
-        struct qx_error ignored;
-        int end = m->be->graph_end(m->q, &g, NULL, rc ? &ignored : err);
-        rc = rc ? rc : end;
-        rc = rc ? rc : time_graph(m, g, round_s, err);
-    }
+    rc = rc ? rc : record(m, &l, true, &g, NULL, err);
+    rc = rc ? rc : time_graph(m, g, round_s, err);
     close_seqs(m, &b);
     return rc;
 }

@@ -190,22 +190,13 @@ __device__ __forceinline__ uint32_t cluster_rank()
 #endif
     return r;
 }
-/* For what st_async128 of another block brings. */
-__device__ __forceinline__ void bar_wait_at(uint32_t bar, uint32_t parity)
+/* For what another block sends. */
+__device__ __forceinline__ void bar_wait_sent(uint32_t bar, uint32_t parity)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("{\n.reg .pred p;\nWAIT_%=:\n"
                  "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
                  "@p bra DONE_%=;\nbra WAIT_%=;\nDONE_%=:\n}" ::"r"(bar), "r"(parity)
-                 : "memory");
-#endif
-}
-/* Stores 16 bytes in another block, where they count against what bar_expect of barrier `bar` there announced. */
-__device__ __forceinline__ void st_async128(uint32_t p, const uint4 &v, uint32_t bar)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(p),
-                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(bar)
                  : "memory");
 #endif
 }
@@ -216,6 +207,14 @@ __device__ __forceinline__ void cluster_sync()
 #endif
 }
 /* To an address of cluster_addr; its bytes count against what bar_expect announced at a barrier there. */
+__device__ __forceinline__ void send128(uint32_t p, const uint4 &v, uint32_t bar)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(p),
+                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(bar)
+                 : "memory");
+#endif
+}
 __device__ __forceinline__ void send64(uint32_t p, const uint2 &v, uint32_t bar)
 {
 #if __CUDA_ARCH__ >= 900
@@ -231,14 +230,33 @@ __device__ __forceinline__ void send32(uint32_t p, uint32_t v, uint32_t bar)
                  : "memory");
 #endif
 }
-/* Two words at the same place in block `rank`. */
+/* What lies at the same place in block `rank`. */
+__device__ __forceinline__ float lds_f32_at(const void *p, uint32_t rank)
+{
+    float v = 0.0f;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(cluster_addr(p, rank)) : "memory");
+#endif
+    return v;
+}
+__device__ __forceinline__ float4 lds_f128_at(const void *p, uint32_t rank)
+{
+    float4 v = {};
+#if __CUDA_ARCH__ >= 900
+    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(cluster_addr(p, rank))
+                 : "memory");
+#endif
+    return v;
+}
 __device__ __forceinline__ uint2 lds64_at(uint32_t p, uint32_t rank)
 {
     uint2 v = {};
 #if __CUDA_ARCH__ >= 900
-    asm volatile("{\n.reg .b32 a;\nmapa.shared::cluster.u32 a, %2, %3;\nld.shared::cluster.v2.u32 {%0, %1}, [a];\n}"
+    asm volatile("ld.shared::cluster.v2.u32 {%0,%1}, [%2];"
                  : "=r"(v.x), "=r"(v.y)
-                 : "r"(p), "r"(rank)
+                 : "r"(cluster_addr(p, rank))
                  : "memory");
 #endif
     return v;

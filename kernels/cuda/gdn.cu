@@ -482,13 +482,13 @@ template <int TAPS> __global__ void __maxnreg__(112) gdn_core(const __grid_const
 
 template <int TAPS> static int gdn_few(struct qx_queue *q, gdn_args &a)
 {
-    const uint32_t fixed = (uint32_t)offsetof(gdn_smem<TAPS>, ring), alone = ALONE_SHARED;
+    const uint32_t fixed = (uint32_t)offsetof(gdn_smem<TAPS>, ring);
     /* where a prompt's long runs are others' work there is little to do here, and little is to be in the way */
     a.slots = !a.chunked && fixed + 3 * GDN_SLOT * 4 <= (uint32_t)q->smem_max ? 3 : 1;
     const uint32_t smem = fixed + a.slots * GDN_SLOT * 4;
     const uint32_t most = (uint32_t)q->n_sm / 2, pairs = a.v_heads * (a.step.n_rows < most ? a.step.n_rows : most);
     return launch_cluster(q, "gdn", gdn_core<TAPS>, dim3(2 * (pairs < most ? pairs : most)), dim3(256),
-                          a.slots == 1 || smem > alone ? smem : alone, 2, a);
+                          a.slots == 1 || smem > ALONE_SHARED ? smem : ALONE_SHARED, 2, a);
 }
 
 extern "C" int qx_cuda_gdn(struct qx_queue *q, const struct qx_op_gdn *o)

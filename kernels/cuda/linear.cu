@@ -282,7 +282,7 @@ __global__ void __maxnreg__(SHAPE == LIN_W32 ? 168 : SHAPE == LIN_W16 ? 128 : F 
     }
     consumers_sync(); /* what this one does */
     if (pairs) {
-        bar_wait_at(smem_addr(&staged), 0);
+        bar_wait_sent(smem_addr(&staged), 0);
     }
 #pragma unroll 1
     for (uint32_t j = 0; j < a.n_weights; ++j) {

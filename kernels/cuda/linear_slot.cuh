@@ -35,19 +35,20 @@ __host__ __device__ constexpr bool lin_wide_shape(int s) { return s >= LIN_W16; 
 
 /* ---- formats ---------------------------------------------------------------------------------- */
 
+/* Eights of activations a piece: two a product. */
+__host__ __device__ constexpr uint32_t lin_x_half(uint8_t f)
+{
+    return f == TF_BF16 ? 4 : f == TF_NV ? 16 : 8;
+}
 template <int F> struct lin_fmt {
-    static constexpr int J = F == TF_BF16 ? 2 : F == TF_NV ? 8 : 4; /* products a 16-byte chunk of codes */
-    static constexpr uint32_t XH = J * 2;                          /* eights of activations a piece */
-    static constexpr bool BYTES = J == 4;                          /* codes are E4M3 */
+    static constexpr uint32_t XH = lin_x_half(F);
+    static constexpr int J = XH / 2;      /* products a 16-byte chunk of codes */
+    static constexpr bool BYTES = J == 4; /* codes are E4M3 */
 };
 /* Whether a warp takes pieces of rows of so many bytes, not units. */
 template <int F> __host__ __device__ constexpr bool lin_by_pieces(uint32_t bytes)
 {
     return lin_fmt<F>::BYTES && bytes <= LIN_SHORT;
-}
-__host__ __device__ inline uint32_t lin_x_half(uint8_t f)
-{
-    return f == TF_BF16 ? 4 : f == TF_NV ? 16 : 8;
 }
 
 /* Activations in shared memory, as A takes them: 16 bytes are two registers of A's rows 0 to 7 and two of its
@@ -73,10 +74,8 @@ __host__ inline uint32_t lin_x_bytes(uint32_t k, uint8_t f, uint32_t n_tok)
 /* Eight values as pairs, in the order in which codes come out of a register. */
 template <int F> __device__ __forceinline__ uint4 lin_x_pack(const float4 &a, const float4 &b)
 {
-    return F == TF_BF16
-               ? make_uint4(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w), pack_bf16(b.x, b.y), pack_bf16(b.z, b.w))
-           : F == TF_NV
-               ? make_uint4(pack_bf16(a.x, b.x), pack_bf16(a.y, b.y), pack_bf16(a.z, b.z), pack_bf16(a.w, b.w))
+    return !lin_fmt<F>::BYTES
+               ? stream_x_pack(a, b, F == TF_NV)
                : make_uint4(pack_bf16(a.x, a.z), pack_bf16(a.y, a.w), pack_bf16(b.x, b.z), pack_bf16(b.y, b.w));
 }
 
@@ -118,7 +117,7 @@ template <bool SPREAD> struct lin_part {
     {
         sts128(d, v);
         if (SPREAD && peer) {
-            st_async128(d - xs.xs + peer, v, bar);
+            send128(d - xs.xs + peer, v, bar);
         }
     }
 };

@@ -1,5 +1,6 @@
-/* mma.cuh: tensor core fragments and shared-memory matrices, for the kernels that take many rows at a time. f32 operands become two bf16 terms (hi + lo, 16 bits and the sign of lo); a
- * product of two such operands is hi hi + hi lo + lo hi, with an error of about 2^-17 of each term. */
+/* mma.cuh: tensor core fragments and shared-memory matrices, for the kernels that take many rows at a time. f32
+ * operands become two bf16 terms (hi + lo, 16 bits and the sign of lo); a product of two such operands is
+ * hi hi + hi lo + lo hi, with an error of about 2^-17 of each term. */
 #ifndef QX_CUDA_MMA_CUH
 #define QX_CUDA_MMA_CUH
 

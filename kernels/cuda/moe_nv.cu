@@ -80,10 +80,10 @@ template <int W, int R> struct nv_up_ring {
             const uint32_t d = base + wr, c = d + (lane >> 3) * 128 + (((lane & 7) ^ ((lane >> 1) & 4)) << 4);
             const bool half = left == PART - 2; /* the last step of a part */
             if (!half || (lane & 4) == 0) {
-                nv_copy16(c, g);
-                nv_copy16(c + 512, g + 4 * (NV_H / 2));
-                nv_copy16(c + 1024, u);
-                nv_copy16(c + 1536, u + 4 * (NV_H / 2));
+                copy16(c, g, 16);
+                copy16(c + 512, g + 4 * (NV_H / 2), 16);
+                copy16(c + 1024, u, 16);
+                copy16(c + 1536, u + 4 * (NV_H / 2), 16);
             }
             if (!half || (lane & 1) == 0) {
                 copy8(d + 2048 + lane * 8, s);
@@ -266,18 +266,7 @@ template <int W> __device__ __forceinline__ void nv_shared_gate(const nv_args &a
             s = fmaf(bf16_f(__ldg(a.s_vec + i + tid)), __ldcg(v + i + tid), s);
         }
     }
-    s = warp_sum(s);
-    if ((tid & 31) == 0) {
-        red[tid / 32] = s;
-    }
-    __syncthreads();
-    if (tid == 0) {
-        s = red[0];
-        for (uint32_t i = 1; i < 16; ++i) {
-            s += red[i];
-        }
-        a.sg[m] = sigmoid_f(s);
-    }
+    mr_gate_end(s, red, a.sg, m);
 }
 
 template <int W, int R, int TF> __global__ void __maxnreg__(64) nv_up(const __grid_constant__ nv_args a)
@@ -385,10 +374,10 @@ template <int W> struct nv_down_ring {
         c1 = m1.codes + ((r + ((lane >> 2) & 3)) * (NV_I / 2) + (lane & 3) * 16);
         const uint32_t z = lane / 10, d = base + STEPS * 1024 + odd;
         const nv_mat &m2 = row(next * 4 + z, r);
-        nv_copy16(d + lane * 16, m2.scale + (r * (NV_I / 16) + (lane - z * 10) * 16));
+        copy16(d + lane * 16, m2.scale + (r * (NV_I / 16) + (lane - z * 10) * 16), 16);
         if (lane < 8) {
             const nv_mat &m3 = row(next * 4 + 3, r);
-            nv_copy16(d + 512 + lane * 16, m3.scale + (r * (NV_I / 16) + (lane + 2) * 16));
+            copy16(d + 512 + lane * 16, m3.scale + (r * (NV_I / 16) + (lane + 2) * 16), 16);
         }
         odd ^= SCALES;
         next += W;
@@ -397,8 +386,8 @@ template <int W> struct nv_down_ring {
     __device__ __forceinline__ void produce(uint32_t s, bool more, uint32_t lane)
     {
         if (more) {
-            nv_copy16(base + s * 1024 + lane * 16, c0 + s * 64);
-            nv_copy16(base + s * 1024 + lane * 16 + 512, c1 + s * 64);
+            copy16(base + s * 1024 + lane * 16, c0 + s * 64, 16);
+            copy16(base + s * 1024 + lane * 16 + 512, c1 + s * 64, 16);
         }
         copy_commit();
     }
@@ -512,7 +501,7 @@ template <int W, int TF, bool MANY> __global__ void __maxnreg__(64) nv_down(cons
     }
     pdl_wait();
     for (uint32_t i = tid, n = a.m_rows * (a.k + 1) * (NV_HCOL / 16); i < n; i += W * 32) {
-        nv_copy16(smem_addr(hs) + i * 16, a.hs + i * 16);
+        copy16(smem_addr(hs) + i * 16, a.hs + i * 16, 16);
     }
     copy_commit();
     copy_wait<0>();
@@ -598,19 +587,14 @@ template <int TF> static int nv_run(struct qx_queue *q, const nv_args &a)
                          : launch(q, "moe", nv_down<warps, TF, true>, down, dim3(warps * 32), sd, a);
 }
 
-static bool nv_fits(const struct qx_weight &w)
-{
-    return ((uintptr_t)w.codes & 15) == 0 && ((uintptr_t)w.scale & 15) == 0;
-}
-
 int qx_moe_nv(struct qx_queue *q, const struct qx_op_moe *o)
 {
     const uint8_t f = o->s_gate.fmt;
     if (o->n_rows < 3 || o->experts.fmt != QX_W_NVFP4 || o->experts.hidden != NV_H || o->experts.inter != NV_I ||
         o->s_inter != NV_I || !o->act_bf16 || o->k > NV_MAX_K || o->experts.n_experts > 1024 ||
         (f != QX_W_BF16 && f != QX_W_MXFP8) || o->s_up.fmt != f || o->s_down.fmt != f ||
-        o->s_gate_vec.fmt != QX_W_BF16 || !nv_fits(o->s_gate) || !nv_fits(o->s_up) || !nv_fits(o->s_down) ||
-        ((uintptr_t)o->m & 15) || q->capability < 90 || q->capability >= 120 || q->n_sm < (int)NV_BLOCKS) {
+        o->s_gate_vec.fmt != QX_W_BF16 || !mr_aligned(o->s_gate) || !mr_aligned(o->s_up) || !mr_aligned(o->s_down) ||
+        ((uintptr_t)o->m & 15) || !can_stream(q) || q->n_sm < (int)NV_BLOCKS) {
         return 1;
     }
     nv_args a = {};

@@ -40,11 +40,6 @@ struct nv_mat {
     uint32_t pad;
 };
 
-__device__ __forceinline__ void nv_copy16(uint32_t dst, const void *src)
-{
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
-}
-
 /* ---- products ---- */
 
 /* Where unit u (eight values) of a column lies: so that the four lanes of a row, which take 32 columns each of 128,
@@ -71,8 +66,7 @@ __device__ __forceinline__ void nv_step(float (&acc)[NB][4], const uint4 &a0, co
 #pragma unroll
         for (int n = 0; n < NB; ++n) {
             const uint4 b = lds128(x[n] + off + j * 64);
-            mma_bf16(acc[n], p[0], r[0], p[1], r[1], b.x, b.y);
-            mma_bf16(acc[n], p[2], r[2], p[3], r[3], b.z, b.w);
+            mr_mma(acc[n], p, r, b);
         }
     }
 }
@@ -117,23 +111,17 @@ template <int TF, int N> struct nv_part {
             }
             if (TF == TF_BF16) {
                 const uint4 x = *(const uint4 *)(col + bs * 64 + ((t ^ (bs & 3)) << 4));
-                mma_bf16(acc, __byte_perm(lo[0], lo[2], 0x5410), __byte_perm(hi[0], hi[2], 0x5410),
-                         __byte_perm(lo[0], lo[2], 0x7632), __byte_perm(hi[0], hi[2], 0x7632), x.x, x.y);
-                mma_bf16(acc, __byte_perm(lo[1], lo[3], 0x5410), __byte_perm(hi[1], hi[3], 0x5410),
-                         __byte_perm(lo[1], lo[3], 0x7632), __byte_perm(hi[1], hi[3], 0x7632), x.z, x.w);
+                mr_mma_bf16(acc, lo, hi, x);
             } else {
                 const float m0 = e8m0_f(m[i]), m1 = e8m0_f(n[i]);
                 float part[4] = {};
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
                     uint32_t p[4], r[4];
-                    dec_fp8(__byte_perm(lo[2 * j], lo[2 * j + 1], 0x5140), m0, p[0], p[1]);
-                    dec_fp8(__byte_perm(lo[2 * j], lo[2 * j + 1], 0x7362), m0, p[2], p[3]);
-                    dec_fp8(__byte_perm(hi[2 * j], hi[2 * j + 1], 0x5140), m1, r[0], r[1]);
-                    dec_fp8(__byte_perm(hi[2 * j], hi[2 * j + 1], 0x7362), m1, r[2], r[3]);
+                    mr_dec_bytes(lo, j, m0, p);
+                    mr_dec_bytes(hi, j, m1, r);
                     const uint4 x = *(const uint4 *)(col + bs * 128 + (((2 * t + j) ^ ((2 * bs + (t >> 1)) & 3)) << 4));
-                    mma_bf16(part, p[0], r[0], p[1], r[1], x.x, x.y);
-                    mma_bf16(part, p[2], r[2], p[3], r[3], x.z, x.w);
+                    mr_mma(part, p, r, x);
                 }
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {

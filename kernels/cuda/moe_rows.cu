@@ -85,7 +85,7 @@ __device__ __forceinline__ void mr_up_phase(const mr_args &a, mr_up_ctx &x,
 {
     const uint32_t g = lane >> 2, q = lane & 3;
     const mr_cut &c = job.cut();
-    const uint8_t tf = !FAST ? c.tf : ROUTED ? (uint8_t)TF_NV : FAST == 1 ? (uint8_t)TF_BF16 : (uint8_t)TF_MX;
+    const uint8_t tf = FAST ? (uint8_t)(ROUTED ? TF_NV : FAST) : c.tf;
 #pragma unroll 1
     for (uint32_t task = warp; task < n_tasks; task += MR_WARPS) {
         uint32_t e, tile, part;
@@ -175,18 +175,7 @@ __device__ __forceinline__ void mr_shared_gate(const mr_args &a, float *red)
         for (uint32_t i = tid; i < a.hidden; i += MR_WARPS * 32) {
             s = fmaf(bf16_f(__ldg(w + i)), __ldcg(v + i), s);
         }
-        s = warp_sum(s);
-        if ((tid & 31) == 0) {
-            red[tid / 32] = s;
-        }
-        __syncthreads();
-        if (tid == 0) {
-            s = red[0];
-            for (uint32_t i = 1; i < MR_WARPS; ++i) {
-                s += red[i];
-            }
-            a.sg[m] = sigmoid_f(s);
-        }
+        mr_gate_end(s, red, a.sg, m);
         __syncthreads();
     }
 }
@@ -344,7 +333,7 @@ template <int R, int FAST, int NB, bool SHARED, bool SH_EXPERT> struct mr_down_t
     {
         const uint32_t g = lane >> 2, q = lane & 3, items = a.m_rows * a.k;
         const mr_cut &c = SH_EXPERT ? a.down_s : a.down_r;
-        const uint8_t tf = !FAST ? c.tf : !SH_EXPERT ? (uint8_t)TF_NV : FAST == 1 ? (uint8_t)TF_BF16 : (uint8_t)TF_MX;
+        const uint8_t tf = FAST ? (uint8_t)(SH_EXPERT ? FAST : TF_NV) : c.tf;
         const auto b1 = job.of(SH_EXPERT, b0), b2 = job.of(SH_EXPERT, b0 + 3);
         const bool two = b2.s != b1.s && !b2.empty;
         const mr_cols &c0 = cols[b1.e], &c1 = cols[b2.e];
@@ -388,7 +377,7 @@ template <int R, int FAST, int NB, bool SHARED, bool SH_EXPERT> struct mr_down_t
                                         const mr_down_job<FAST> &job, float *res, uint32_t lane)
     {
         const mr_cut &c = SH_EXPERT ? a.down_s : a.down_r;
-        const uint8_t tf = !FAST ? c.tf : !SH_EXPERT ? (uint8_t)TF_NV : FAST == 1 ? (uint8_t)TF_BF16 : (uint8_t)TF_MX;
+        const uint8_t tf = FAST ? (uint8_t)(SH_EXPERT ? FAST : TF_NV) : c.tf;
         float acc[NB][4] = {};
         mr_run<R, FAST, NB, SHARED>(acc, ring, job, tf, side, c.per, lane);
 #pragma unroll
@@ -574,11 +563,6 @@ static mr_cut cut_of(uint8_t fmt, uint32_t k, uint32_t max_parts, bool even)
     return c;
 }
 
-static bool aligned(const struct qx_weight &w)
-{
-    return ((uintptr_t)w.codes & 15) == 0 && (w.fmt == QX_W_FP8_BLOCK || ((uintptr_t)w.scale & 15) == 0);
-}
-
 static bool make_args(mr_args &a, struct qx_queue *q, const struct qx_op_moe *o)
 {
     a.k = o->k;
@@ -588,8 +572,8 @@ static bool make_args(mr_args &a, struct qx_queue *q, const struct qx_op_moe *o)
     a.s_inter = o->s_inter;
     if (q->smem_max < (int)MR_SMEM_MAX || !o->act_bf16 || o->k > MOE_MAX_K || a.hidden % 16 || a.inter % 8 ||
         a.s_inter % 8 || a.inter > 32768 ||
-        o->s_gate.fmt != o->s_up.fmt || o->s_gate_vec.fmt != QX_W_BF16 || !aligned(o->s_gate) ||
-        !aligned(o->s_up) || !aligned(o->s_down)) {
+        o->s_gate.fmt != o->s_up.fmt || o->s_gate_vec.fmt != QX_W_BF16 || !mr_aligned(o->s_gate) ||
+        !mr_aligned(o->s_up) || !mr_aligned(o->s_down)) {
         return false;
     }
     a.up_s = cut_of(o->s_gate.fmt, a.hidden, MR_WARPS, false);
@@ -659,7 +643,9 @@ int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o)
                       a.up_s.per * a.up_s.parts * 64 == a.up_s.bytes && a.up_r.per * a.up_r.parts * 64 == a.up_r.bytes;
     for (uint32_t r = 0; r < o->n_rows; r += 8) {
         moe_take_rows(a, q, o, r);
-        const int e = !fast ? run_rows<0>(q, a) : a.up_s.tf == TF_BF16 ? run_rows<1>(q, a) : run_rows<2>(q, a);
+        const int e = !fast                      ? run_rows<TF_GEN>(q, a)
+                      : a.up_s.tf == TF_BF16 ? run_rows<TF_BF16>(q, a)
+                                             : run_rows<TF_MX>(q, a);
         if (e) {
             return e;
         }

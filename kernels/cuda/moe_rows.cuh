@@ -103,6 +103,28 @@ __device__ __forceinline__ void mr_dec_nv(uint32_t w, uint32_t s, uint32_t (&p)[
     p[3] = mul_bf16x2(((v & 0x00f000f0u) * 0x0104u) & 0x81c081c0u, s);
 }
 
+/* acc += 16 rows, decoded as p (the lane's row) and r (the row eight on), x the columns b. */
+__device__ __forceinline__ void mr_mma(float (&acc)[4], const uint32_t (&p)[4], const uint32_t (&r)[4], const uint4 &b)
+{
+    mma_bf16(acc, p[0], r[0], p[1], r[1], b.x, b.y);
+    mma_bf16(acc, p[2], r[2], p[3], r[3], b.z, b.w);
+}
+/* A step of BF16. */
+__device__ __forceinline__ void mr_mma_bf16(float (&acc)[4], const uint32_t (&lo)[4], const uint32_t (&hi)[4],
+                                            const uint4 &b)
+{
+    mma_bf16(acc, __byte_perm(lo[0], lo[2], 0x5410), __byte_perm(hi[0], hi[2], 0x5410),
+             __byte_perm(lo[0], lo[2], 0x7632), __byte_perm(hi[0], hi[2], 0x7632), b.x, b.y);
+    mma_bf16(acc, __byte_perm(lo[1], lo[3], 0x5410), __byte_perm(hi[1], hi[3], 0x5410),
+             __byte_perm(lo[1], lo[3], 0x7632), __byte_perm(hi[1], hi[3], 0x7632), b.z, b.w);
+}
+/* Half j of a row's step of E4M3, times a power of two. */
+__device__ __forceinline__ void mr_dec_bytes(const uint32_t (&w)[4], int j, float scale, uint32_t (&p)[4])
+{
+    dec_fp8(__byte_perm(w[2 * j], w[2 * j + 1], 0x5140), scale, p[0], p[1]);
+    dec_fp8(__byte_perm(w[2 * j], w[2 * j + 1], 0x7362), scale, p[2], p[3]);
+}
+
 /* Where the columns of a lane are, the step each begins at, and for the formats whose scales are not in
  * the ring the scale rows of the lane's two rows. */
 template <int NB> struct mr_side {
@@ -135,8 +157,7 @@ __device__ __forceinline__ void mr_step(float (&acc)[NB][4], uint8_t tf, const u
 #pragma unroll
             for (int n = 0; n < NB; ++n) {
                 const uint4 b = mr_b<SHARED>(x.b[n] + (x.bs[n] + s) * 256 + t * 64 + ((j ^ t) << 4));
-                mma_bf16(acc[n], p[0], r[0], p[1], r[1], b.x, b.y);
-                mma_bf16(acc[n], p[2], r[2], p[3], r[3], b.z, b.w);
+                mr_mma(acc[n], p, r, b);
             }
         }
     } else if (tf == TF_BF16) {
@@ -144,10 +165,7 @@ __device__ __forceinline__ void mr_step(float (&acc)[NB][4], uint8_t tf, const u
         for (int n = 0; n < NB; ++n) {
             const uint32_t bs = x.bs[n] + s;
             const uint4 b = mr_b<SHARED>(x.b[n] + bs * 64 + ((t ^ (bs & 3)) << 4));
-            mma_bf16(acc[n], __byte_perm(lo[0], lo[2], 0x5410), __byte_perm(hi[0], hi[2], 0x5410),
-                     __byte_perm(lo[0], lo[2], 0x7632), __byte_perm(hi[0], hi[2], 0x7632), b.x, b.y);
-            mma_bf16(acc[n], __byte_perm(lo[1], lo[3], 0x5410), __byte_perm(hi[1], hi[3], 0x5410),
-                     __byte_perm(lo[1], lo[3], 0x7632), __byte_perm(hi[1], hi[3], 0x7632), b.z, b.w);
+            mr_mma_bf16(acc[n], lo, hi, b);
         }
     } else {
         float part[NB][4] = {};
@@ -162,16 +180,13 @@ __device__ __forceinline__ void mr_step(float (&acc)[NB][4], uint8_t tf, const u
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             uint32_t p[4], r[4];
-            dec_fp8(__byte_perm(lo[2 * j], lo[2 * j + 1], 0x5140), m0, p[0], p[1]);
-            dec_fp8(__byte_perm(lo[2 * j], lo[2 * j + 1], 0x7362), m0, p[2], p[3]);
-            dec_fp8(__byte_perm(hi[2 * j], hi[2 * j + 1], 0x5140), m1, r[0], r[1]);
-            dec_fp8(__byte_perm(hi[2 * j], hi[2 * j + 1], 0x7362), m1, r[2], r[3]);
+            mr_dec_bytes(lo, j, m0, p);
+            mr_dec_bytes(hi, j, m1, r);
 #pragma unroll
             for (int n = 0; n < NB; ++n) {
                 const uint32_t bs = x.bs[n] + s;
                 const uint4 b = mr_b<SHARED>(x.b[n] + bs * 128 + (((2 * t + j) ^ ((2 * bs + (t >> 1)) & 3)) << 4));
-                mma_bf16(part[n], p[0], r[0], p[1], r[1], b.x, b.y);
-                mma_bf16(part[n], p[2], r[2], p[3], r[3], b.z, b.w);
+                mr_mma(part[n], p, r, b);
             }
         }
 #pragma unroll
@@ -193,8 +208,8 @@ struct mr_feed {
     uint32_t n;              /* steps */
 };
 
-/* Each consumed step is one produced step, empty when the tasks are all in. FAST: rows are whole steps of NVFP4, of
- * the shared expert of BF16 (1) or MXFP8 (2). */
+/* Each consumed step is one produced step, empty when the tasks are all in. FAST: TF_GEN, or rows are whole steps of
+ * NVFP4 and, of the shared expert, of this format. */
 template <int R, int FAST, class Job> struct mr_ring {
     uint8_t *base;
     uint32_t rd, wr, next, n;
@@ -262,7 +277,33 @@ __device__ __forceinline__ void mr_run(float (&acc)[NB][4], mr_ring<R, FAST, Job
     }
 }
 
+/* ---- the shared expert's gate ---- */
+
+/* The gate of a row from the sums of 512 threads, by all threads of a block of as many or more. red: a float a warp. */
+__device__ __forceinline__ void mr_gate_end(float s, float *red, float *gate, uint32_t m)
+{
+    const uint32_t tid = threadIdx.x;
+    s = warp_sum(s);
+    if ((tid & 31) == 0) {
+        red[tid / 32] = s;
+    }
+    __syncthreads();
+    if (tid == 0) {
+        s = red[0];
+        for (uint32_t i = 1; i < 16; ++i) {
+            s += red[i];
+        }
+        gate[m] = sigmoid_f(s);
+    }
+}
+
 /* ---- matrices ---- */
+
+/* Codes, and scales where copies of 16 bytes bring them, begin at multiples of 16 bytes. */
+__host__ inline bool mr_aligned(const struct qx_weight &w)
+{
+    return ((uintptr_t)w.codes & 15) == 0 && (w.fmt == QX_W_FP8_BLOCK || ((uintptr_t)w.scale & 15) == 0);
+}
 
 __device__ __forceinline__ void mr_fill(mr_mat &m, const struct qx_weight &w)
 {

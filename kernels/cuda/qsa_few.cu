@@ -347,26 +347,6 @@ struct few_smem {
     few_tile t[1]; /* a warp each, and a second one where the launch has room for it */
 };
 
-__device__ __forceinline__ float peer_f(const void *p, uint32_t rank)
-{
-    float v = 0.0f;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(cluster_addr(p, rank)) : "memory");
-#endif
-    return v;
-}
-__device__ __forceinline__ float4 peer_f4(const void *p, uint32_t rank)
-{
-    float4 v = {};
-#if __CUDA_ARCH__ >= 900
-    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(cluster_addr(p, rank))
-                 : "memory");
-#endif
-    return v;
-}
-
 /* A tile's part in the sums of a warp, m and l as exponents of two: its probabilities from its keys, then its values.
  * n: positions of the tile that count. */
 __device__ __forceinline__ void few_keys(const few_smem &s, const uint16_t (*k)[FA_P], uint32_t lane, uint32_t n,
@@ -608,9 +588,9 @@ __global__ void __launch_bounds__(FA_T, 2) qsa_attend_few(const __grid_constant_
         float4 y[FA_CL];
 #pragma unroll
         for (uint32_t b = 0; b < FA_CL; ++b) {
-            pm[b] = peer_f(&s.m[FA_WARPS][h], b);
-            pl[b] = peer_f(&s.l[FA_WARPS][h], b);
-            y[b] = peer_f4(&s.t[0].o[h][d], b);
+            pm[b] = lds_f32_at(&s.m[FA_WARPS][h], b);
+            pl[b] = lds_f32_at(&s.l[FA_WARPS][h], b);
+            y[b] = lds_f128_at(&s.t[0].o[h][d], b);
         }
         float top = -INFINITY, sum = 0.0f;
 #pragma unroll
