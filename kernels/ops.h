@@ -334,6 +334,8 @@ struct qx_op_sample {
     const struct qx_sample_params *params; /* [n_rows] device */
     const int32_t *pos;          /* [n_rows] position of the sampled token */
     int32_t *id;                 /* [n_rows] */
+    bool to_host;                /* id is the host's memory, which looks at it while the device works on: an id is
+                                    seen after all that earlier ops wrote for the host */
     float *scratch;              /* n_rows * vocab * 2 floats */
 };
 
@@ -407,6 +409,7 @@ struct qx_op_draft_next {
     const float *prob;
     const int32_t *map;          /* NULL, or ids of the rows of a smaller head */
     bool by_seq;
+    int32_t *told_id, *told_pos; /* NULL, or by row of `step`, for the host: ids filled in, -1 of rows made idle */
 };
 
 enum qx_op_id {

@@ -96,6 +96,8 @@ struct qx_graph_key { uint32_t kind, n_rows, n_logits, flags, n_chain, n_drafts;
 struct qx_graph { struct qx_graph_key key; void *graph; uint64_t n_nodes, last_used; uint32_t n_seen; };
 #define QX_MAX_GRAPHS 64
 
+#define QX_UNTOLD INT32_MIN
+
 struct qx_buffers {
     float *x;                   /* [rows, C, hidden] wide state */
     float *mx;                  /* [rows, C, hidden] draft head's wide state */
@@ -124,8 +126,8 @@ struct qx_buffers {
     int32_t *next_id;           /* [max_seqs] the first draft of the next round */
     float *next_prob;           /* [max_seqs] */
     /* pinned host memory */
-    int32_t *host_id;
-    int32_t *host_drafts;       /* [2, logit rows] ids and positions of a step's rows, drafts filled in */
+    int32_t *host_id, *told_id; /* [logit rows] ids chosen, and the device's address of them; QX_UNTOLD until then */
+    int32_t *host_drafts, *told_drafts; /* [2, logit rows] ids and positions of a step's rows, drafts filled in */
     float *host_logits;         /* [logit rows, vocab]; NULL until wanted */
     float *host_ple_e;          /* table on disk: rows read before the step */
     int32_t *ring_host, *ring;  /* [QX_RING, max_seqs] ids of steps that feed themselves, mapped */

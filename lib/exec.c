@@ -35,6 +35,22 @@ int qx_exec_wait(struct qx_model *m, struct qx_error *err)
     return m->be->wait(m->q, err);
 }
 
+/* The ids chosen from n rows, which the device writes to the host's memory: seen some microseconds before a wait
+ * for the device ends, and everything before them is done. */
+static int see_ids(struct qx_model *m, uint32_t n, struct qx_error *err)
+{
+    uint32_t i = 0;
+    for (uint32_t spins = 0; spins < 1u << 24 && i < n; ++spins) {
+        i += __atomic_load_n(&m->b.host_id[i], __ATOMIC_ACQUIRE) != QX_UNTOLD;
+    }
+    if (i < n) { /* long, or failed */
+        return qx_exec_wait(m, err);
+    }
+    ++m->be->n_waits;
+    m->ctl.in_flight = m->pctl.in_flight = m->mctl.in_flight = m->mpctl.in_flight = false;
+    return 0;
+}
+
 /* The control block's host image, free to write to. */
 static int claim(struct qx_model *m, struct qx_ctl *c, struct qx_error *err)
 {
@@ -155,14 +171,13 @@ static int choose(struct qx_model *m, const struct step_plan *p, const struct qx
                                 .id = b->pen_dev, .count = counts, .logits = b->logits}), err);
     }
     QX_RUN(m, sample, (&(struct qx_op_sample){.n_rows = p->n_logits, .vocab = vocab, .logits = b->logits,
-                                              .params = c->params, .pos = c->spos, .id = b->out_id,
-                                              .scratch = b->sample_scratch}), err);
+                                              .params = c->params, .pos = c->spos,
+                                              .id = p->kind == STEP_FREE ? b->out_id : b->told_id,
+                                              .to_host = p->kind != STEP_FREE, .scratch = b->sample_scratch}), err);
     if (p->kind == STEP_FREE) {
         QX_RUN(m, advance, (&(struct qx_op_advance){.step = &c->step, .id_new = b->out_id, .spos = c->spos,
                                                     .ring = b->ring, .ring_len = QX_RING,
                                                     .count = b->count}), err);
-    } else {
-        rc |= m->be->download(m->q, b->host_id, b->out_id, p->n_logits * 4ull);
     }
     return rc ? qx_model_op_failed(m, "download", rc, err) : 0;
 }
@@ -232,7 +247,8 @@ static int chain_ops(struct qx_model *m, const struct step_plan *p, struct qx_er
                                   .base = c->base, .count = c->count, .min_prob = c->least,
                                   .id = first ? b->next_id : b->out_id,
                                   .prob = first ? b->next_prob : b->out_prob,
-                                  .map = first ? NULL : m->draft_map, .by_seq = first}), err);
+                                  .map = first ? NULL : m->draft_map, .by_seq = first, .told_id = b->told_drafts,
+                                  .told_pos = b->told_drafts + m->budget.n_logit_rows}), err);
         if (nth < p->n_drafts) {
             /* Every row's state is its line's before it, which the last head step left in the same row. */
             struct qx_wide_rows wide = {{first ? b->mhold : b->mx, NULL}, {first ? c->chain.seq : NULL, NULL}};
@@ -242,10 +258,7 @@ static int chain_ops(struct qx_model *m, const struct step_plan *p, struct qx_er
             }
         }
     }
-    uint64_t n = m->budget.n_logit_rows;
-    int rc = m->be->download(m->q, b->host_drafts, c->step.id, p->n_rows * 4ull);
-    rc = rc ? rc : m->be->download(m->q, b->host_drafts + n, c->step.pos, p->n_rows * 4ull);
-    return rc ? qx_model_op_failed(m, "download", rc, err) : 0;
+    return 0;
 }
 
 static int run_ops(struct qx_model *m, const struct step_plan *p, struct step_watch *watch,
@@ -405,7 +418,16 @@ static int tell_ple_rows(struct qx_model *m, const struct qx_row *rows, uint32_t
     return rc;
 }
 
-/* Takes over what the chains filled in. */
+/* What the chains fill in and take away. */
+static void expect_drafts(struct qx_model *m, const struct qx_row *rows, uint32_t n)
+{
+    for (uint32_t r = 0; r < n; ++r) {
+        m->b.host_drafts[r] = rows[r].id;
+        m->b.host_drafts[m->budget.n_logit_rows + r] = rows[r].pos;
+    }
+}
+
+/* Takes it over. */
 static void read_drafts(const struct qx_model *m, struct qx_row *rows, const struct qx_want *w)
 {
     const int32_t *id = m->b.host_drafts, *pos = id + m->budget.n_logit_rows;
@@ -452,6 +474,9 @@ int qx_exec_step(struct qx_model *m, struct qx_row *rows, uint32_t n, const stru
     rc = upload_pages(m, err);
     rc = rc ? rc : need_host_logits(m, w, err);
     bool drafts = p.n_chain > 0, apart = drafts && (p.penalties || on_disk || watched);
+    if (drafts) {
+        expect_drafts(m, rows, n);
+    }
     if (!rc && apart) {
         rc = drafts_first(m, &p, rows, n, w, err);
     }
@@ -471,8 +496,12 @@ int qx_exec_step(struct qx_model *m, struct qx_row *rows, uint32_t n, const stru
             return qx_fail_nomem(err);
         }
     }
+    bool see = p.n_logits && !p.prompt && !p.logits_to_host && !watched;
+    for (uint32_t i = 0; i < p.n_logits; ++i) {
+        m->b.host_id[i] = QX_UNTOLD;
+    }
     rc = run_step(m, &p, watched ? &watch : NULL, err);
-    rc = rc ? rc : qx_exec_wait(m, err);
+    rc = rc ? rc : see ? see_ids(m, p.n_logits, err) : qx_exec_wait(m, err);
     qx_free(watch.x);
     if (!rc && drafts && !apart) {
         read_drafts(m, rows, w);

@@ -110,8 +110,8 @@ static int alloc_buffers(struct qx_model *m, struct qx_error *err)
     TAKE(b->out_id, logits);
     TAKE(b->out_value, logits);
     TAKE(b->out_prob, logits);
-    rc = qx_model_host_mem(m, &b->host_id, logits * 4, err);
-    rc = rc ? rc : qx_model_host_mem(m, &b->host_drafts, logits * 8, err);
+    rc = qx_model_host_mem_mapped(m, &b->host_id, &b->told_id, logits * 4, err);
+    rc = rc ? rc : qx_model_host_mem_mapped(m, &b->host_drafts, &b->told_drafts, logits * 8, err);
     rc = rc ? rc : qx_model_host_mem_mapped(m, &b->ring_host, &b->ring, 4ull * QX_RING * g->max_seqs, err);
     rc = rc ? rc : qx_model_host_mem_mapped(m, &b->count_host, &b->count, sizeof *b->count, err);
     rc = rc ? rc : alloc_ctl(m, &m->ctl, logits, err);

@@ -116,6 +116,9 @@ __global__ void draft_next_lines(struct qx_step c, struct qx_step s, struct qx_o
             int32_t id = __ldcg(a.id + at);
             id = a.map ? __ldg(a.map + id) : id;
             s.id[base + nth] = id;
+            if (a.told_id) {
+                a.told_id[base + nth] = id;
+            }
             c.id[i] = id;
             c.pos[i] = nth == count ? -1 : pos + (nth > 1);
             continue;
@@ -123,6 +126,9 @@ __global__ void draft_next_lines(struct qx_step c, struct qx_step s, struct qx_o
         c.pos[i] = -1;
         for (int32_t r = base + nth; r <= base + count; ++r) {
             s.pos[r] = -1;
+            if (a.told_pos) {
+                a.told_pos[r] = -1;
+            }
             s.state_out[r] = -1;
             s.first[r] = r;
         }

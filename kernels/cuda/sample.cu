@@ -46,11 +46,23 @@ __device__ best block_best(best v, best *sh)
     return v;
 }
 
-/* This block's share of a row: its best, and with `sum` the sum of exp(l - its best) in shared order. */
-__device__ best scan_best(const float *l, uint32_t vocab, best *sh)
+#define SCAN_N 8u /* logits of a thread in flight together */
+
+/* This block's share of a row: its best; v has the first logits of the thread's part. */
+__device__ __forceinline__ best scan_best(const float *l, uint32_t vocab, best *sh, float (&v)[SCAN_N])
 {
+    const uint32_t i0 = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     best b = {0, 0xffffffffu};
-    for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < vocab; i += gridDim.x * blockDim.x) {
+#pragma unroll
+    for (uint32_t k = 0; k < SCAN_N; ++k) {
+        v[k] = i0 + k * step < vocab ? __ldcg(l + i0 + k * step) : 0.0f;
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < SCAN_N; ++k) {
+        const best c = {logit_key(v[k]), i0 + k * step};
+        b = c.id < vocab ? best_of(b, c) : b;
+    }
+    for (uint32_t i = i0 + SCAN_N * step; i < vocab; i += step) {
         const best c = {logit_key(__ldcg(l + i)), i};
         b = best_of(b, c);
     }
@@ -102,10 +114,16 @@ __global__ void __launch_bounds__(256) argmax_rows(struct qx_op_argmax a, unsign
     const uint32_t r = blockIdx.y;
     const float *l = a.logits + (uint64_t)r * a.vocab;
     float *part = a.scratch + (uint64_t)r * 256 * 4 + blockIdx.x * 4;
-    best b = scan_best(l, a.vocab, sh);
+    float x[SCAN_N];
+    best b = scan_best(l, a.vocab, sh, x);
     float s = 0.0f, top = b.id < a.vocab ? __ldcg(l + b.id) : 0.0f;
     if (a.prob) {
-        for (uint32_t i = blockIdx.x * 256 + threadIdx.x; i < a.vocab; i += gridDim.x * 256) {
+        const uint32_t i0 = blockIdx.x * 256 + threadIdx.x, step = gridDim.x * 256;
+#pragma unroll
+        for (uint32_t k = 0; k < SCAN_N; ++k) {
+            s += i0 + k * step < a.vocab ? expf(x[k] - top) : 0.0f;
+        }
+        for (uint32_t i = i0 + SCAN_N * step; i < a.vocab; i += step) {
             s += expf(__ldcg(l + i) - top);
         }
         s = block_sum(s, fs);
@@ -504,6 +522,14 @@ __device__ void draw_mass(const float *l, uint32_t vocab, const struct qx_sample
     }
 }
 
+__device__ __forceinline__ void tell(const struct qx_op_sample &a, uint32_t r, int32_t id)
+{
+    if (a.to_host) {
+        __threadfence_system();
+    }
+    *(volatile int32_t *)(a.id + r) = id;
+}
+
 __global__ void __launch_bounds__(SMP_T) sample_rows(struct qx_op_sample a, unsigned *tickets)
 {
     __shared__ smp_shared s;
@@ -513,7 +539,8 @@ __global__ void __launch_bounds__(SMP_T) sample_rows(struct qx_op_sample a, unsi
     const uint32_t r = blockIdx.y;
     const float *l = a.logits + (uint64_t)r * a.vocab;
     float *part = a.scratch + (uint64_t)r * a.vocab * 2;
-    best b = scan_best(l, a.vocab, sh);
+    float first[SCAN_N];
+    best b = scan_best(l, a.vocab, sh, first);
     if (gridDim.x > 1) {
         if (threadIdx.x == 0) {
             part[blockIdx.x * 2] = __uint_as_float(b.key);
@@ -534,13 +561,13 @@ __global__ void __launch_bounds__(SMP_T) sample_rows(struct qx_op_sample a, unsi
     const float top = __ldcg(l + b.id);
     if (isnan(top) || top == INFINITY) {
         if (threadIdx.x == 0) {
-            a.id[r] = -1;
+            tell(a, r, -1);
         }
         return;
     }
     if (!(p.temperature > 0.0f)) {
         if (threadIdx.x == 0) {
-            a.id[r] = (int32_t)b.id;
+            tell(a, r, (int32_t)b.id);
         }
         return;
     }
@@ -555,7 +582,7 @@ __global__ void __launch_bounds__(SMP_T) sample_rows(struct qx_op_sample a, unsi
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-        a.id[r] = s.out;
+        tell(a, r, s.out);
     }
 }
 

@@ -50,6 +50,9 @@ int ref_draft_next(struct qx_queue *q, const struct qx_op_draft_next *a)
         if (nth <= a->count[i] && !(a->prob[at] < a->min_prob[i])) {
             int32_t id = a->map ? a->map[a->id[at]] : a->id[at];
             s->id[a->base[i] + nth] = c->id[i] = id;
+            if (a->told_id) {
+                a->told_id[a->base[i] + nth] = id;
+            }
             c->pos[i] = nth == a->count[i] ? -1 : c->pos[i] + (nth > 1);
             continue;
         }
@@ -57,6 +60,9 @@ int ref_draft_next(struct qx_queue *q, const struct qx_op_draft_next *a)
         for (int32_t r = a->base[i] + nth; r <= a->base[i] + a->count[i]; ++r) {
             s->pos[r] = s->state_out[r] = -1;
             s->first[r] = r;
+            if (a->told_pos) {
+                a->told_pos[r] = -1;
+            }
         }
     }
     return 0;

@@ -61,12 +61,16 @@ static void next(struct kern_ctx *c, int v)
         kern_out(c, i ? "first" : "chain first", 'i', both[i]->first, n, 0);
         kern_out(c, i ? "state_out" : "chain state_out", 'i', both[i]->state_out, n, 0);
     }
+    const int32_t untold[28] = {9, 8, 7, 6, 5};
+    int32_t *told = kern_put(c, untold, sizeof untold); /* not all of it is written */
+    kern_out(c, "told", 'i', told, 28, 0);
     kern_shape(c, "draft %d of 4 lines", 1 + v / 2);
     KERN_RUN(c, draft_next, {.chain = ch, .step = s, .n = 4, .nth = 1 + (uint32_t)v / 2,
                              .base = kern_put(c, base, sizeof base), .count = kern_put(c, count, sizeof count),
                              .min_prob = kern_put(c, least, sizeof least), .id = kern_put(c, id, sizeof id),
                              .prob = kern_put(c, prob, sizeof prob),
-                             .map = v & 2 ? kern_put(c, map, sizeof map) : NULL, .by_seq = v < 2});
+                             .map = v & 2 ? kern_put(c, map, sizeof map) : NULL, .by_seq = v < 2,
+                             .told_id = v < 4 ? told : NULL, .told_pos = v < 4 ? told + 14 : NULL});
 }
 
 #define N(i) {"draft_next", "draft_next", next, i, 0}

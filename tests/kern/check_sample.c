@@ -76,6 +76,7 @@ static void sample(struct kern_ctx *c, int v)
     kern_shape(c, "%u x %u kind %d", n, vocab, v / 4);
     KERN_RUN(c, sample, {.n_rows = n, .vocab = vocab, .logits = logits(c, n, vocab, v / 4),
                          .params = kern_put(c, p, n * sizeof *p), .pos = kern_put(c, pos, n * 4), .id = id,
+                         .to_host = v & 1,
                          .scratch = kern_new(c, (size_t)n * vocab * 8)});
 }
 
