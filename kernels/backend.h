@@ -51,6 +51,9 @@ struct qx_backend {
     void (*queue_destroy)(struct qx_queue *q);
     /* Enqueue; memory must stay valid until the queue has been waited for. */
     int (*upload)(struct qx_queue *q, void *dst, const void *src, size_t n);
+    /* The same from an address that host_alloc gave as the device's; for little, which is then sooner there. Counts of
+     * four bytes. */
+    int (*upload_mapped)(struct qx_queue *q, void *dst, const void *dev_src, size_t n);
     int (*download)(struct qx_queue *q, void *dst, const void *src, size_t n);
     int (*copy)(struct qx_queue *q, void *dst, const void *src, size_t n);
     int (*fill)(struct qx_queue *q, void *dst, int byte, size_t n);

@@ -314,6 +314,33 @@ struct qx_op_argmax {
     float *scratch;              /* n_rows * 256 * 4 floats */
 };
 
+/* A copy of a BF16 matrix that is half as large: MXFP8, each scale the least power of two with which no value of its
+ * 32 passes 448 (of zeros: code 0; with a value that is not finite: scale code 255, codes 0). off[r]: what a row's
+ * product with x differs from its copy's by at most, over |x|: |row - copy| (1 + 2^-10) + 2^-13 |row|, the second part
+ * for sums in f32. Columns are whole groups of 32. */
+struct qx_op_head_copy {
+    struct qx_weight from;
+    uint8_t *codes, *scale;      /* [rows, cols], [rows, cols / 32] */
+    float *off;                  /* [rows] */
+};
+
+/* arg-max of a head's logits, inputs rounded to bf16, from those of its copy: rows of the head whose logit may be the
+ * largest by `off` are multiplied, the others are not read; on devices whose linear streams (few rows) their logits
+ * have the bits that linear gives them. Every row has its copy's logit within off[row] |x| of its
+ * own. prob is that of the copy's logits with the chosen row's own in the numerator. */
+struct qx_op_head_best {
+    uint32_t n_rows;
+    struct qx_weight head;       /* BF16; whole groups of 8 columns */
+    const float *x;              /* [n_rows, cols] */
+    const float *near;           /* [n_rows, rows]: the copy's logits */
+    const float *off;            /* of head_copy */
+    int32_t *id;                 /* [n_rows]; ties, NaN: as argmax */
+    float *value, *prob;         /* both or NULL: [n_rows] */
+    bool finite;                 /* as sampling: id -1 where the largest is NaN or +infinity */
+    int32_t *told;               /* as in qx_op_sample */
+    float *scratch;              /* n_rows * min(rows / 32 + 8, 1024) floats */
+};
+
 /* Sampling (9): logits / temperature, top-k, top-p (smallest set reaching it, crossing token in),
  * min-p relative to the largest, renormalise, draw with a counter-based generator keyed by
  * (seed[r], pos[r]): the same text whatever the batch. temperature 0: arg-max. Reference order:
@@ -334,8 +361,8 @@ struct qx_op_sample {
     const struct qx_sample_params *params; /* [n_rows] device */
     const int32_t *pos;          /* [n_rows] position of the sampled token */
     int32_t *id;                 /* [n_rows] */
-    bool to_host;                /* id is the host's memory, which looks at it while the device works on: an id is
-                                    seen after all that earlier ops wrote for the host */
+    int32_t *told;               /* NULL, or the same in the host's memory, which looks at it while the device works
+                                    on: an id is seen after all that earlier ops wrote for the host */
     float *scratch;              /* n_rows * vocab * 2 floats */
 };
 
@@ -410,6 +437,21 @@ struct qx_op_draft_next {
     const int32_t *map;          /* NULL, or ids of the rows of a smaller head */
     bool by_seq;
     int32_t *told_id, *told_pos; /* NULL, or by row of `step`, for the host: ids filled in, -1 of rows made idle */
+};
+
+/* Of a verification of one line, rows 0 .. n - 1 of `step` (the pending id and its drafts, idle from some row on), what
+ * the draft head gets. id[i] was chosen from row i; draft i + 1 stands if all before it do, row i + 1 is not idle and
+ * its id is id[i], or i < *forced. With a drafts that stand, rows n - 1 - a .. n - 1 of feed are the positions of rows
+ * 0 .. a, each with the id behind it (of the last, id[a]) and src its row in step; those before are idle with id 0 and
+ * src -1. feed's seq is that of row 0, state_in and state_out are -1; only its last row is a row that chooses, so what
+ * follows can be told where it lies: pick[0] = 0. */
+struct qx_op_draft_accept {
+    const struct qx_step *step;
+    const struct qx_step *feed;  /* written */
+    uint32_t n;                  /* <= 32 */
+    const int32_t *id;           /* [n] */
+    const int32_t *forced;       /* one */
+    int32_t *src, *pick;         /* [n], one */
 };
 
 enum qx_op_id {

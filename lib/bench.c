@@ -128,7 +128,7 @@ static int count_experts(struct qx_model *m, const struct bench_seqs *b, double 
     int rc = e && seen ? qx_graph_embed(m, &m->ctl.step, m->cfg->hc_count, m->b.x, err) : qx_fail_nomem(err);
     for (uint32_t l = 0; l < m->cfg->n_layers && !rc; ++l) {
         const struct qx_layer *ly = &m->layers[l];
-        rc = qx_graph_layer(m, ly, &m->ctl.step, m->b.x, &pending, ly->kind_index, err);
+        rc = qx_graph_layer(m, ly, &m->ctl.step, NULL, m->b.x, &pending, ly->kind_index, err);
         if (!rc && m->be->download(m->q, e, m->b.expert, n * sizeof *e)) {
             rc = qx_model_op_failed(m, "download", -1, err);
         }
@@ -243,6 +243,11 @@ static double round_bytes(const struct qx_model *m, uint32_t k, uint64_t depth, 
     return unique;
 }
 
+static uint64_t within_ctx(const struct qx_model *m, uint64_t tokens)
+{
+    return tokens < m->budget.ctx_tokens ? tokens : m->budget.ctx_tokens;
+}
+
 static int can_draft(const struct qx_model *m, uint32_t k, double accept, uint64_t depth, struct qx_error *err)
 {
     if (!(accept >= 1.0) || accept > k + 1.0) {
@@ -263,11 +268,7 @@ int qx_bench_drafts(struct qx_model *m, uint32_t k, double accept, uint64_t dept
     struct bench_seqs b;
     uint64_t tokens_kept = 0;
     QX_TRY(can_draft(m, k, accept, depth, err));
-    uint64_t tokens = depth + (uint64_t)(repeat + 1) * n * (k + 1) + 8;
-    if (tokens > m->budget.ctx_tokens) {
-        tokens = m->budget.ctx_tokens;
-    }
-    int rc = open_seqs(m, 1, tokens, &b, err);
+    int rc = open_seqs(m, 1, within_ctx(m, depth + (uint64_t)(repeat + 1) * n * (k + 1) + 8), &b, err);
     struct qx_line line = {.seq = b.n ? b.seq[0] : 0, .p = QX_GEN_PARAMS_DEFAULT};
     line.p.draft = (int32_t)k;
     for (uint32_t r = 0; r <= repeat && !rc; ++r) { /* the first is the warm-up */
@@ -405,41 +406,29 @@ static int time_graph(struct qx_model *m, void *graph, double *s, struct qx_erro
 }
 
 /* What is recorded op by op: a decode step of n rows, or a part of a round. */
-struct op_list { uint32_t n, k, n_kept; bool round; enum qx_round_part part; };
+struct op_list { uint32_t n, k; bool round, whole; enum qx_round_part part; };
 
-static int issue(struct qx_model *m, const struct op_list *l, bool whole, struct qx_error *err)
+static int issue(struct qx_model *m, const void *user, struct qx_error *err)
 {
+    const struct op_list *l = user;
     if (l->round) {
-        return qx_exec_round_ops(m, l->k, l->n_kept, l->part, whole, err);
+        return qx_exec_round_ops(m, l->k, l->part, l->whole, err);
     }
     struct qx_pending pending = {0};
     QX_TRY(qx_graph_layers(m, &m->ctl.step, &pending, NULL, NULL, err));
-    QX_TRY(qx_graph_head(m, &m->mixer, l->n, m->b.x, &pending, NULL, l->n, &m->head, err));
+    QX_TRY(qx_graph_head(m, &m->mixer, l->n, m->b.x, &pending, NULL, l->n, m->head_copied ? &m->head_copy : &m->head,
+                         err));
+    if (m->head_copied) {
+        return qx_graph_best(m, l->n, false, NULL, err);
+    }
     QX_RUN(m, sample, (&(struct qx_op_sample){.n_rows = l->n, .vocab = m->cfg->vocab_size, .logits = m->b.logits,
                                               .params = m->ctl.params, .pos = m->ctl.spos, .id = m->b.out_id,
                                               .scratch = m->b.sample_scratch}), err);
     return 0;
 }
 
-/* The list as a recorded graph; NULL on failure. nodes: of it, or NULL. */
-static int record(struct qx_model *m, const struct op_list *l, bool whole, void **graph, uint64_t *nodes,
-                  struct qx_error *err)
-{
-    *graph = NULL;
-    QX_TRY(m->be->graph_begin(m->q, err));
-    int rc = issue(m, l, whole, err);
-    struct qx_error ignored;
-    int end = m->be->graph_end(m->q, graph, nodes, rc ? &ignored : err);
-    rc = rc ? rc : end;
-    if (rc) {
-        m->be->graph_destroy(m->be, *graph);
-        *graph = NULL;
-    }
-    return rc;
-}
-
 /* Every op of the list alone, then all of them. */
-static int time_ops(struct qx_model *m, const struct op_list *l, const double by_op[QX_OP_COUNT],
+static int time_ops(struct qx_model *m, struct op_list l, const double by_op[QX_OP_COUNT],
                     struct qx_bench_op out[QX_OP_COUNT + 1], struct qx_error *err)
 {
     const struct qx_ops *all = m->be->ops;
@@ -456,7 +445,8 @@ static int time_ops(struct qx_model *m, const struct op_list *l, const double by
             o->bytes += by_op[j];
         }
         m->be->ops = whole ? all : &one;
-        rc = record(m, l, whole, &g, &o->n_nodes, err);
+        l.whole = whole;
+        rc = qx_exec_record(m, issue, &l, &g, &o->n_nodes, err);
         m->be->ops = all;
         bool beside = i >= 0 && !whole;
         if (!rc && o->n_nodes > (beside ? copies.n_nodes : 0)) {
@@ -485,7 +475,7 @@ int qx_bench_ops(struct qx_model *m, uint32_t streams, uint64_t depth, struct qx
     rc = rc ? rc : qx_expert_bytes(m, &expert, err);
     if (!rc) {
         qx_step_bytes(m, streams, depth, unique_experts(m, streams), expert, by_op);
-        rc = time_ops(m, &(struct op_list){.n = streams}, by_op, out, err);
+        rc = time_ops(m, (struct op_list){.n = streams}, by_op, out, err);
     }
     close_seqs(m, &b);
     return rc;
@@ -501,7 +491,7 @@ int qx_bench_round_ops(struct qx_model *m, uint32_t k, double accept, uint64_t d
         return qx_fail(err, QX_E_UNSUPPORTED, "usage", "--kernels needs a device with recorded graphs");
     }
     QX_TRY(can_draft(m, k, accept, depth, err));
-    int rc = open_seqs(m, 1, depth + 8 * (k + 1), &b, err);
+    int rc = open_seqs(m, 1, within_ctx(m, depth + 8 * (k + 1)), &b, err);
     struct qx_line line = {.seq = b.n ? b.seq[0] : 0, .p = QX_GEN_PARAMS_DEFAULT};
     line.p.draft = (int32_t)k;
     rc = rc ? rc : enter_rounds(m, &line, depth, 0, err);
@@ -510,16 +500,17 @@ int qx_bench_round_ops(struct qx_model *m, uint32_t k, double accept, uint64_t d
     }
     rc = rc ? rc : qx_exec_wait(m, err);
     rc = rc ? rc : qx_expert_bytes(m, &expert, err);
-    struct op_list l = {.round = true, .k = k, .n_kept = line.n_kept, .part = QX_ROUND_CHECK};
+    struct op_list l = {.round = true, .k = k, .part = QX_ROUND_CHECK};
     if (!rc) {
         round_bytes(m, k, depth, expert, by_check, by_draft);
-        rc = time_ops(m, &l, by_check, check, err);
+        rc = time_ops(m, l, by_check, check, err);
         l.part = QX_ROUND_DRAFTS;
-        rc = rc ? rc : time_ops(m, &l, by_draft, drafts, err);
+        rc = rc ? rc : time_ops(m, l, by_draft, drafts, err);
     }
     void *g = NULL;
     l.part = QX_ROUND_ALL;
-    rc = rc ? rc : record(m, &l, true, &g, NULL, err);
+    l.whole = true;
+    rc = rc ? rc : qx_exec_record(m, issue, &l, &g, NULL, err);
     rc = rc ? rc : time_graph(m, g, round_s, err);
     close_seqs(m, &b);
     return rc;

@@ -23,7 +23,7 @@ static uint64_t add(uint64_t a, uint64_t b)
 
 uint64_t qx_ctl_bytes(uint64_t rows, uint64_t logit_rows, uint64_t seqs)
 {
-    return add(mul(logit_rows, sizeof(struct qx_sample_params) + 8), mul(4, add(mul(8, rows), mul(10, seqs))));
+    return add(mul(logit_rows, sizeof(struct qx_sample_params) + 8), mul(4, add(mul(8, rows), mul(11, seqs))));
 }
 
 int qx_budget_init(struct qx_budget *b, const struct qx_config *c, uint64_t ctx_tokens,

@@ -75,7 +75,7 @@ struct qx_mtp {
 /* The host and device image of one control block: arrays by row and by logit row. `n_bytes` is what one
  * upload moves. */
 struct qx_ctl {
-    void *host, *dev;
+    void *host, *host_dev, *dev; /* host_dev: the device's address of host */
     size_t n_bytes;
     bool in_flight;             /* an upload of `host` may still be running: wait before writing to it */
     struct qx_step step_host;   /* pointers into host */
@@ -87,6 +87,7 @@ struct qx_ctl {
     struct qx_step chain_host, chain; /* [max_seqs] */
     int32_t *base_host, *base, *count_host, *count; /* [max_seqs] ops.h, draft_next */
     float *least_host, *least;  /* [max_seqs] */
+    int32_t *forced_host, *forced; /* [max_seqs] ops.h, draft_accept */
     int32_t *pick_host, *pick;  /* [logit rows] rows that want logits */
     int32_t *spos_host, *spos;  /* [logit rows] position of the sampled token */
     struct qx_sample_params *params_host, *params; /* [logit rows] */
@@ -214,6 +215,10 @@ struct qx_model {
     int64_t *draft_rows;        /* the same, where rows are decoded */
     void *draft_codes, *draft_scale; /* the copies */
     bool draft_fixed;           /* the caller said which: nothing is learned */
+    bool head_copied;           /* head_copy.c */
+    struct qx_weight head_copy;
+    float *head_off;            /* [head.rows] bounds of the copy */
+    bool free_greedy;           /* steps that feed themselves choose by the copy */
     uint64_t free_at_open;      /* bytes the device had before anything was taken; 0 unknown */
     uint32_t gdn_chunk;         /* 0: recurrent everywhere, so that chunks change no bit */
 };
@@ -268,6 +273,13 @@ uint32_t qx_draft_head_rows(const struct qx_model_opts *o, uint32_t vocab);
 uint64_t qx_draft_head_bytes(const struct qx_weight *head, uint32_t n);
 int qx_draft_head_init(struct qx_model *m, const struct qx_model_opts *o, struct qx_error *err);
 
+/* head_copy.c: bytes of a copy of the head, 0: of no use here; making it where the plan has it. Ids of the largest of n
+ * rows' logits from those of the copy, which qx_graph_head left, into b.out_id: of drafts with values and probabilities,
+ * else -1 where they are not finite. */
+uint64_t qx_head_copy_bytes(const struct qx_model *m, const struct qx_device_info *info);
+int qx_head_copy_init(struct qx_model *m, struct qx_error *err);
+int qx_graph_best(struct qx_model *m, uint32_t n, bool draft, int32_t *told, struct qx_error *err);
+
 /* state.c: buffers, caches and sequences. */
 int qx_state_alloc(struct qx_model *m, struct qx_error *err);
 void qx_state_free(struct qx_model *m);
@@ -300,21 +312,23 @@ int qx_graph_flush(struct qx_model *m, uint32_t n_rows, float *x, struct qx_pend
 int qx_graph_head(struct qx_model *m, const struct qx_hc_weights *mixer, uint32_t n_rows, float *x,
                   struct qx_pending *pending, const int32_t *pick, uint32_t n_logits,
                   const struct qx_weight *head, struct qx_error *err);
-/* One decoder layer on wide state x. `kv_index` chooses the caches of a QSA layer. */
-int qx_graph_layer(struct qx_model *m, const struct qx_layer *l, const struct qx_step *s, float *x,
-                   struct qx_pending *pending, uint32_t kv_index, struct qx_error *err);
+/* One decoder layer on wide state x. `kv_index` chooses the caches of a QSA layer. tail: NULL, or the last rows of s
+ * as a step of their own; of the rows before it a QSA layer then only keeps keys and values, and what it leaves pending
+ * is the tail's. */
+int qx_graph_layer(struct qx_model *m, const struct qx_layer *l, const struct qx_step *s, const struct qx_step *tail,
+                   float *x, struct qx_pending *pending, uint32_t kv_index, struct qx_error *err);
 /* All layers of a step. `after` (may be NULL) sees the wide state after each. */
 int qx_graph_layers(struct qx_model *m, const struct qx_step *s, struct qx_pending *pending,
                     int (*after)(void *user, uint32_t layer, struct qx_error *err), void *user,
                     struct qx_error *err);
 /* Draft head rows: the ids' embeddings and wide states mixed into `out`; where from: ops.h, draft_in. */
 struct qx_wide_rows { const float *from[2]; const int32_t *row[2]; };
-int qx_graph_mtp(struct qx_model *m, const struct qx_step *s, const struct qx_wide_rows *wide, float *out,
-                 struct qx_pending *pending, struct qx_error *err);
+int qx_graph_mtp(struct qx_model *m, const struct qx_step *s, const struct qx_step *tail,
+                 const struct qx_wide_rows *wide, float *out, struct qx_pending *pending, struct qx_error *err);
 /* graph_gdn.c, graph_attn.c, graph_moe.c: mixer input in, y out. graph_ple.c: on the wide state. */
 int qx_graph_gdn(struct qx_model *m, const struct qx_layer *l, const struct qx_step *s, const float *in,
                  float *y, struct qx_error *err);
-int qx_graph_attn(struct qx_model *m, const struct qx_layer *l, const struct qx_step *s,
+int qx_graph_attn(struct qx_model *m, const struct qx_layer *l, const struct qx_step *s, const struct qx_step *tail,
                   uint32_t kv_index, const float *in, float *y, struct qx_error *err);
 int qx_graph_moe(struct qx_model *m, const struct qx_layer *l, uint32_t n_rows, const float *in, float *y,
                  struct qx_error *err);
@@ -331,13 +345,16 @@ struct qx_row {
 
 /* A chain of drafts before a decode step: `count` of them for sequence seq, into the rows behind `row` (the
  * pending id's). Their ids are the device's to fill in; those the chain does not reach become idle. */
-struct qx_chain { int32_t seq; uint32_t row, count; float min_prob; };
+struct qx_chain { int32_t seq; uint32_t row, count; float min_prob; uint32_t forced; /* ops.h, draft_accept */ };
 
 /* What to do with a step besides running it. */
 struct qx_want {
     bool prompt;                /* rows of prompts (ops.h); no row of a decode step is */
     const struct qx_chain *chain; /* decode steps: drafts to make first; needs next_id of the sequences */
     uint32_t n_chain;           /* <= max_seqs */
+    bool feed;                  /* of a step of one chain's rows: what it keeps goes to the draft head at once, which
+                                   chooses the next chain's first draft; *fed if so */
+    bool *fed;
     const uint32_t *logit_row;  /* rows of the step that want logits, ascending */
     uint32_t n_logits;          /* <= budget.n_logit_rows */
     const struct qx_sampling *sampling; /* [n_logits]; NULL: arg-max */
@@ -368,11 +385,12 @@ const int32_t *qx_exec_free_ids(struct qx_model *m, uint32_t n, uint64_t i);
  * on the device. Does not wait. */
 int qx_exec_mtp(struct qx_model *m, const struct qx_row *rows, uint32_t n, const struct qx_want *w,
                 struct qx_error *err);
-/* For measuring: the ops of a round of one sequence as the last one ran, of k drafts and n_kept rows for the
- * draft head, all or a part of them; the control blocks are uploaded again or are what is left there. */
+/* What `ops` enqueues as a graph, with its number of nodes (may be NULL); *graph is NULL on failure. */
+int qx_exec_record(struct qx_model *m, int (*ops)(struct qx_model *m, const void *user, struct qx_error *err),
+                   const void *user, void **graph, uint64_t *n_nodes, struct qx_error *err);
+/* For measuring: the ops of a round of one sequence as the last one ran, of k drafts, all or a part of them; the control blocks are uploaded again or are what is left there. */
 enum qx_round_part { QX_ROUND_ALL = 0, QX_ROUND_CHECK, QX_ROUND_DRAFTS };
-int qx_exec_round_ops(struct qx_model *m, uint32_t k, uint32_t n_kept, enum qx_round_part part, bool upload,
-                      struct qx_error *err);
+int qx_exec_round_ops(struct qx_model *m, uint32_t k, enum qx_round_part part, bool upload, struct qx_error *err);
 /* Waits for everything enqueued. */
 int qx_exec_wait(struct qx_model *m, struct qx_error *err);
 /* Mixer and head of rows that the last step left: of b.x, of the draft head's rows, or (row i's sequence)

@@ -4,7 +4,8 @@
  *
  * A round of drafts is one step here: the draft head's chain fills the rows that the main model verifies on
  * the device, and the host waits once, for the ids chosen from them. The draft head's rows of what was kept
- * follow without a wait; the id they choose stays on the device and begins the next chain. */
+ * follow without a wait, for one sequence in the same graph, so that the host prepares the next step beside them;
+ * the id they choose stays on the device and begins the next chain. */
 #include "exec_impl.h"
 
 #include "alloc.h"
@@ -25,7 +26,9 @@ struct step_plan {
     bool prompt;
     bool logits_to_host;
     bool penalties;
+    bool greedy;         /* only the largest logits are wanted, and the head's copy is there to find them */
     uint32_t n_chain, n_drafts; /* lines with drafts to make first, and the most of one */
+    bool feed;           /* what the step keeps goes to the draft head at once */
     bool again;          /* the device has the control block of an earlier step, which is to do */
 };
 
@@ -59,7 +62,7 @@ static int claim(struct qx_model *m, struct qx_ctl *c, struct qx_error *err)
 
 static int upload_ctl(struct qx_model *m, struct qx_ctl *c, struct qx_error *err)
 {
-    int rc = m->be->upload(m->q, c->dev, c->host, c->n_bytes);
+    int rc = m->be->upload_mapped(m->q, c->dev, c->host_dev, c->n_bytes);
     return rc ? qx_model_op_failed(m, "upload", rc, err) : 0;
 }
 
@@ -170,10 +173,17 @@ static int choose(struct qx_model *m, const struct step_plan *p, const struct qx
                                 .params = (const void *)(counts + (size_t)n * max_ids),
                                 .id = b->pen_dev, .count = counts, .logits = b->logits}), err);
     }
-    QX_RUN(m, sample, (&(struct qx_op_sample){.n_rows = p->n_logits, .vocab = vocab, .logits = b->logits,
-                                              .params = c->params, .pos = c->spos,
-                                              .id = p->kind == STEP_FREE ? b->out_id : b->told_id,
-                                              .to_host = p->kind != STEP_FREE, .scratch = b->sample_scratch}), err);
+    int32_t *told = p->kind == STEP_FREE ? NULL : b->told_id;
+    if (p->greedy) {
+        rc = qx_graph_best(m, p->n_logits, false, told, err);
+        if (rc) {
+            return rc;
+        }
+    } else {
+        QX_RUN(m, sample, (&(struct qx_op_sample){.n_rows = p->n_logits, .vocab = vocab, .logits = b->logits,
+                                                  .params = c->params, .pos = c->spos, .id = b->out_id, .told = told,
+                                                  .scratch = b->sample_scratch}), err);
+    }
     if (p->kind == STEP_FREE) {
         QX_RUN(m, advance, (&(struct qx_op_advance){.step = &c->step, .id_new = b->out_id, .spos = c->spos,
                                                     .ring = b->ring, .ring_len = QX_RING,
@@ -191,23 +201,28 @@ static int head_ops(struct qx_model *m, const struct step_plan *p, struct qx_err
     int rc = upload_ctl(m, &m->ctl, err);
     rc = rc ? rc : pick_rows(m, from, m->ctl.pick, p->n_logits, b->hx, err);
     rc = rc ? rc : qx_graph_head(m, p->kind == STEP_HEAD_MTP ? &m->mtp.mixer : &m->mixer, p->n_logits,
-                                 b->hx, &none, NULL, p->n_logits, &m->head, err);
+                                 b->hx, &none, NULL, p->n_logits, p->greedy ? &m->head_copy : &m->head, err);
     return rc ? rc : choose(m, p, &m->ctl, err);
 }
 
-/* The draft head's layer and, for n_logits rows, the drafts it chooses, with their probabilities. */
-static int draft_ops(struct qx_model *m, const struct qx_step *s, const struct qx_wide_rows *wide,
-                     const int32_t *pick, uint32_t n_logits, struct qx_error *err)
+/* The draft head's layer and, for n_logits rows, the drafts it chooses, with their probabilities. tail: as in
+ * qx_graph_layer, the rows that choose; else pick says which. */
+static int draft_ops(struct qx_model *m, const struct qx_step *s, const struct qx_step *tail,
+                     const struct qx_wide_rows *wide, const int32_t *pick, uint32_t n_logits, struct qx_error *err)
 {
     struct qx_buffers *b = &m->b;
     struct qx_pending pending = {0};
-    int rc = qx_graph_mtp(m, s, wide, b->mx, &pending, err);
+    uint32_t n = tail ? tail->n_rows : s->n_rows;
+    float *x = b->mx + (uint64_t)(s->n_rows - n) * m->cfg->hc_count * m->cfg->hidden_size;
+    int rc = qx_graph_mtp(m, s, tail, wide, b->mx, &pending, err);
     if (rc || !n_logits) {
-        return rc ? rc : qx_graph_flush(m, s->n_rows, b->mx, &pending, err);
+        return rc ? rc : qx_graph_flush(m, n, x, &pending, err);
     }
-    if ((rc = qx_graph_head(m, &m->mtp.mixer, s->n_rows, b->mx, &pending, pick, n_logits, &m->draft_head,
-                            err)) != 0) {
-        return rc;
+    /* The whole head, or those of its rows that were chosen for drafts. */
+    bool copy = m->head_copied && !m->draft_map;
+    rc = qx_graph_head(m, &m->mtp.mixer, n, x, &pending, pick, n_logits, copy ? &m->head_copy : &m->draft_head, err);
+    if (rc || copy) {
+        return rc ? rc : qx_graph_best(m, n_logits, true, NULL, err);
     }
     QX_RUN(m, argmax, (&(struct qx_op_argmax){.n_rows = n_logits, .vocab = m->draft_head.rows,
                                               .logits = b->logits, .id = b->out_id, .value = b->out_value,
@@ -216,6 +231,17 @@ static int draft_ops(struct qx_model *m, const struct qx_step *s, const struct q
 }
 
 /* Rows that the draft head is owed; the drafts behind them are kept for the next chain. */
+static int keep_drafts(struct qx_model *m, const struct qx_step *s, uint32_t n, const int32_t *row, const float *wide,
+                       struct qx_error *err)
+{
+    struct qx_buffers *b = &m->b;
+    QX_RUN(m, draft_keep, (&(struct qx_op_draft_keep){
+                              .step = s, .n = n, .width = m->cfg->hc_count * m->cfg->hidden_size, .row = row,
+                              .wide = wide, .id = b->out_id, .prob = b->out_prob, .map = m->draft_map,
+                              .hold = b->mhold, .next_id = b->next_id, .next_prob = b->next_prob}), err);
+    return 0;
+}
+
 static int mtp_ops(struct qx_model *m, const struct step_plan *p, struct qx_error *err)
 {
     struct qx_buffers *b = &m->b;
@@ -223,15 +249,28 @@ static int mtp_ops(struct qx_model *m, const struct step_plan *p, struct qx_erro
     c->step.n_rows = p->n_rows;
     int rc = p->again ? 0 : upload_ctl(m, c, err);
     struct qx_wide_rows wide = {{b->x, b->hold}, {c->src_x, c->src_hold}};
-    rc = rc ? rc : draft_ops(m, &c->step, &wide, p->all_rows ? NULL : c->pick, p->n_logits, err);
-    if (!rc && p->n_logits) {
-        QX_RUN(m, draft_keep, (&(struct qx_op_draft_keep){
-                                  .step = &c->step, .n = p->n_logits,
-                                  .width = m->cfg->hc_count * m->cfg->hidden_size, .row = c->pick,
-                                  .wide = b->mx, .id = b->out_id, .prob = b->out_prob, .map = m->draft_map,
-                                  .hold = b->mhold, .next_id = b->next_id, .next_prob = b->next_prob}), err);
-    }
-    return rc;
+    rc = rc ? rc : draft_ops(m, &c->step, NULL, &wide, p->all_rows ? NULL : c->pick, p->n_logits, err);
+    return rc || !p->n_logits ? rc : keep_drafts(m, &c->step, p->n_logits, c->pick, b->mx, err);
+}
+
+/* The same for a step of one line that has just been verified, without the host: it finds out for itself what was
+ * kept. Only the last row kept chooses a draft. */
+static int feed_ops(struct qx_model *m, const struct step_plan *p, struct qx_error *err)
+{
+    struct qx_buffers *b = &m->b;
+    struct qx_ctl *c = &m->mctl;
+    struct qx_step *s = &c->step, tail;
+    uint32_t last = p->n_rows - 1;
+    s->n_rows = p->n_rows;
+    tail = (struct qx_step){.n_rows = 1, .id = s->id + last, .pos = s->pos + last, .seq = s->seq + last,
+                            .first = c->pick, .state_in = s->state_in + last, .state_out = s->state_out + last};
+    QX_RUN(m, draft_accept, (&(struct qx_op_draft_accept){.step = &m->ctl.step, .feed = s, .n = p->n_rows,
+                                                          .id = b->out_id, .forced = m->ctl.forced, .src = c->src_x,
+                                                          .pick = c->pick}), err);
+    struct qx_wide_rows wide = {{b->x, NULL}, {c->src_x, NULL}};
+    int rc = draft_ops(m, s, &tail, &wide, NULL, 1, err);
+    const float *x = b->mx + (uint64_t)last * m->cfg->hc_count * m->cfg->hidden_size;
+    return rc ? rc : keep_drafts(m, &tail, 1, c->pick, x, err);
 }
 
 /* Drafts of a step's lines, one draft head step for each place in the chains but the first. */
@@ -252,7 +291,7 @@ static int chain_ops(struct qx_model *m, const struct step_plan *p, struct qx_er
         if (nth < p->n_drafts) {
             /* Every row's state is its line's before it, which the last head step left in the same row. */
             struct qx_wide_rows wide = {{first ? b->mhold : b->mx, NULL}, {first ? c->chain.seq : NULL, NULL}};
-            int rc = draft_ops(m, &c->chain, &wide, NULL, p->n_chain, err);
+            int rc = draft_ops(m, &c->chain, NULL, &wide, NULL, p->n_chain, err);
             if (rc) {
                 return rc;
             }
@@ -289,8 +328,9 @@ static int run_ops(struct qx_model *m, const struct step_plan *p, struct step_wa
         return rc ? rc : qx_graph_flush(m, p->n_rows, b->x, &pending, err);
     }
     rc = qx_graph_head(m, &m->mixer, p->n_rows, b->x, &pending, p->all_rows ? NULL : c->pick, p->n_logits,
-                       &m->head, err);
-    return rc ? rc : choose(m, p, c, err);
+                       p->greedy ? &m->head_copy : &m->head, err);
+    rc = rc ? rc : choose(m, p, c, err);
+    return rc || !p->feed ? rc : feed_ops(m, p, err);
 }
 
 /* ---- graphs ------------------------------------------------------------------------------- */
@@ -298,7 +338,9 @@ static int run_ops(struct qx_model *m, const struct step_plan *p, struct step_wa
 static struct qx_graph *graph_of(struct qx_model *m, const struct step_plan *p)
 {
     struct qx_graph_key key = {p->kind, p->n_rows, p->n_logits,
-                               (uint32_t)p->all_rows | (uint32_t)p->logits_to_host << 1, p->n_chain,
+                               (uint32_t)p->all_rows | (uint32_t)p->logits_to_host << 1 | (uint32_t)p->feed << 2
+                                   | (uint32_t)p->greedy << 3,
+                               p->n_chain,
                                p->n_drafts};
     struct qx_graph *oldest = &m->graphs[0];
     for (uint32_t i = 0; i < m->n_graphs; ++i) {
@@ -320,6 +362,27 @@ static struct qx_graph *graph_of(struct qx_model *m, const struct step_plan *p)
     return oldest;
 }
 
+int qx_exec_record(struct qx_model *m, int (*ops)(struct qx_model *m, const void *user, struct qx_error *err),
+                   const void *user, void **graph, uint64_t *n_nodes, struct qx_error *err)
+{
+    *graph = NULL;
+    QX_TRY(m->be->graph_begin(m->q, err));
+    int rc = ops(m, user, err);
+    struct qx_error ignored;
+    int end = m->be->graph_end(m->q, graph, n_nodes, rc ? &ignored : err);
+    rc = rc ? rc : end;
+    if (rc) {
+        m->be->graph_destroy(m->be, *graph);
+        *graph = NULL;
+    }
+    return rc;
+}
+
+static int record_step(struct qx_model *m, const void *user, struct qx_error *err)
+{
+    return run_ops(m, user, NULL, err);
+}
+
 /* Runs the step's ops at once, or records and replays them. */
 static int run_step(struct qx_model *m, const struct step_plan *p, struct step_watch *watch,
                     struct qx_error *err)
@@ -337,35 +400,20 @@ static int run_step(struct qx_model *m, const struct step_plan *p, struct step_w
         if (++g->n_seen < 3) {
             return run_ops(m, p, NULL, err); /* shapes that occur once or twice are not worth recording */
         }
-        int rc = be->graph_begin(m->q, err);
-        rc = rc ? rc : run_ops(m, p, NULL, err);
-        struct qx_error ignored;
-        int end = be->graph_end(m->q, &g->graph, &g->n_nodes, rc ? &ignored : err);
-        if (rc || end) {
-            return rc ? rc : end;
-        }
+        QX_TRY(qx_exec_record(m, record_step, p, &g->graph, &g->n_nodes, err));
     }
     int rc = be->graph_launch(m->q, g->graph);
     return rc ? qx_model_op_failed(m, "graph", rc, err) : 0;
 }
 
-int qx_exec_round_ops(struct qx_model *m, uint32_t k, uint32_t n_kept, enum qx_round_part part, bool upload,
-                      struct qx_error *err)
+int qx_exec_round_ops(struct qx_model *m, uint32_t k, enum qx_round_part part, bool upload, struct qx_error *err)
 {
-    struct step_plan fed = {.kind = STEP_MTP, .n_rows = n_kept, .n_logits = 1, .all_rows = n_kept == 1,
-                            .again = !upload};
-    struct step_plan step = {.kind = STEP_MAIN, .n_rows = k + 1, .n_logits = k + 1, .all_rows = true,
-                             .again = !upload};
-    if (part != QX_ROUND_CHECK) {
-        step.n_chain = 1;
-        step.n_drafts = k;
-        int rc = run_ops(m, &fed, NULL, err);
-        if (rc || part == QX_ROUND_ALL) {
-            return rc ? rc : run_ops(m, &step, NULL, err);
-        }
-        step.kind = STEP_CHAIN;
-    }
-    return run_ops(m, &step, NULL, err);
+    bool all = part == QX_ROUND_ALL, chain = part != QX_ROUND_CHECK;
+    struct step_plan p = {.kind = part == QX_ROUND_DRAFTS ? STEP_CHAIN : STEP_MAIN, .n_rows = k + 1, .n_logits = k + 1,
+                          .all_rows = true, .n_chain = chain, .n_drafts = chain ? k : 0, .feed = all, .greedy = m->head_copied,
+                          .again = !upload};
+    int rc = run_ops(m, &p, NULL, err);
+    return rc || part != QX_ROUND_DRAFTS ? rc : feed_ops(m, &p, err);
 }
 
 static int upload_pages(struct qx_model *m, struct qx_error *err)
@@ -388,11 +436,15 @@ static int need_host_logits(struct qx_model *m, const struct qx_want *w, struct 
                              (uint64_t)m->budget.n_logit_rows * m->cfg->vocab_size * 4, err);
 }
 
-static struct step_plan make_plan(enum step_kind kind, uint32_t n, const struct qx_want *w)
+static struct step_plan make_plan(const struct qx_model *m, enum step_kind kind, uint32_t n, const struct qx_want *w)
 {
     struct step_plan p = {.kind = kind, .n_rows = n, .n_logits = w->n_logits, .all_rows = w->n_logits == n,
                           .prompt = w->prompt, .logits_to_host = w->logits_to_host && w->n_logits,
                           .penalties = kind != STEP_MTP && qx_want_penalties(w), .n_chain = w->n_chain};
+    p.greedy = kind != STEP_MTP && m->head_copied && w->n_logits && !p.penalties && !p.logits_to_host;
+    for (uint32_t i = 0; w->sampling && i < w->n_logits; ++i) {
+        p.greedy = p.greedy && !(w->sampling[i].temperature > 0.0f);
+    }
     for (uint32_t i = 0; i < w->n_chain; ++i) {
         p.n_drafts = w->chain[i].count > p.n_drafts ? w->chain[i].count : p.n_drafts;
     }
@@ -463,7 +515,7 @@ int qx_exec_step(struct qx_model *m, struct qx_row *rows, uint32_t n, const stru
     bool watched = wide || (h && h->blocks && h->want_blocks);
     bool on_disk = m->has_ple && m->place == QX_TABLE_DISK;
     struct qx_ctl *c = w->prompt ? &m->pctl : &m->ctl;
-    struct step_plan p = make_plan(STEP_MAIN, n, w);
+    struct step_plan p = make_plan(m, STEP_MAIN, n, w);
     int rc = claim(m, c, err);
     if (rc) {
         return rc;
@@ -474,6 +526,7 @@ int qx_exec_step(struct qx_model *m, struct qx_row *rows, uint32_t n, const stru
     rc = upload_pages(m, err);
     rc = rc ? rc : need_host_logits(m, w, err);
     bool drafts = p.n_chain > 0, apart = drafts && (p.penalties || on_disk || watched);
+    p.feed = w->feed && !apart;
     if (drafts) {
         expect_drafts(m, rows, n);
     }
@@ -509,6 +562,9 @@ int qx_exec_step(struct qx_model *m, struct qx_row *rows, uint32_t n, const stru
     if (!rc && m->has_ple && h && h->ple_rows && h->want_ple_rows) {
         rc = tell_ple_rows(m, rows, n, h, err);
     }
+    if (w->fed) {
+        *w->fed = p.feed;
+    }
     ++m->n_steps;
     return rc;
 }
@@ -522,6 +578,7 @@ int qx_exec_free_start(struct qx_model *m, const struct qx_row *rows, uint32_t n
     }
     qx_fill_rows(m, &m->ctl, rows, n);
     qx_fill_logit_rows(&m->ctl, rows, w);
+    m->free_greedy = make_plan(m, STEP_FREE, n, w).greedy;
     *m->b.count_host = 0;
     m->ctl.in_flight = true; /* steps go on, only read behind */
     rc = upload_pages(m, err);
@@ -530,7 +587,8 @@ int qx_exec_free_start(struct qx_model *m, const struct qx_row *rows, uint32_t n
 
 int qx_exec_free_launch(struct qx_model *m, uint32_t n, struct qx_error *err)
 {
-    struct step_plan p = {.kind = STEP_FREE, .n_rows = n, .n_logits = n, .all_rows = true};
+    struct step_plan p = {.kind = STEP_FREE, .n_rows = n, .n_logits = n, .all_rows = true,
+                          .greedy = m->free_greedy};
     ++m->n_steps;
     return run_step(m, &p, NULL, err);
 }
@@ -552,7 +610,7 @@ int qx_exec_mtp(struct qx_model *m, const struct qx_row *rows, uint32_t n, const
     qx_fill_rows(m, c, rows, n);
     qx_fill_logit_rows(c, rows, w);
     rc = upload_pages(m, err);
-    struct step_plan p = make_plan(STEP_MTP, n, w);
+    struct step_plan p = make_plan(m, STEP_MTP, n, w);
     c->in_flight = true;
     return rc ? rc : run_step(m, &p, NULL, err);
 }
@@ -571,7 +629,7 @@ int qx_exec_head(struct qx_model *m, enum qx_head_source from, const struct qx_r
             m->ctl.pick_host[i] = rows[w->logit_row[i]].seq;
         }
     }
-    struct step_plan p = make_plan(kinds[from], w->n_logits, w);
+    struct step_plan p = make_plan(m, kinds[from], w->n_logits, w);
     rc = need_host_logits(m, w, err);
     if (!rc && p.penalties) {
         rc = qx_fill_penalties(m, rows, w, err);

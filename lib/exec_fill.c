@@ -58,6 +58,7 @@ void qx_fill_chains(struct qx_ctl *c, const struct qx_row *rows, const struct qx
         c->base_host[i] = (int32_t)h->row;
         c->count_host[i] = (int32_t)h->count;
         c->least_host[i] = h->min_prob;
+        c->forced_host[i] = (int32_t)h->forced;
     }
     s->n_rows = c->chain.n_rows = w->n_chain;
 }

@@ -81,10 +81,11 @@ int qx_graph_head(struct qx_model *m, const struct qx_hc_weights *mixer, uint32_
     return 0;
 }
 
-int qx_graph_layer(struct qx_model *m, const struct qx_layer *l, const struct qx_step *s, float *x,
-                   struct qx_pending *pending, uint32_t kv_index, struct qx_error *err)
+int qx_graph_layer(struct qx_model *m, const struct qx_layer *l, const struct qx_step *s, const struct qx_step *tail,
+                   float *x, struct qx_pending *pending, uint32_t kv_index, struct qx_error *err)
 {
     struct qx_buffers *b = &m->b;
+    uint32_t n = tail ? tail->n_rows : s->n_rows, at = s->n_rows - n, C = m->cfg->hc_count, h = m->cfg->hidden_size;
     int rc;
     if (l->has_ple) {
         if ((rc = qx_graph_flush(m, s->n_rows, x, pending, err)) != 0
@@ -97,13 +98,13 @@ int qx_graph_layer(struct qx_model *m, const struct qx_layer *l, const struct qx
         return rc;
     }
     rc = l->type == QX_LAYER_GDN ? qx_graph_gdn(m, l, s, b->m, b->y, err)
-                                 : qx_graph_attn(m, l, s, kv_index, b->m, b->y, err);
+                                 : qx_graph_attn(m, l, s, tail, kv_index, b->m, b->y, err);
     if (rc) {
         return rc;
     }
-    *pending = (struct qx_pending){b->y, b->inj_a};
-    if ((rc = qx_graph_hc(m, &l->hc_mlp, s->n_rows, x, pending, b->m, b->inj_b, err)) != 0
-        || (rc = qx_graph_moe(m, l, s->n_rows, b->m, b->y, err)) != 0) {
+    *pending = (struct qx_pending){b->y, b->inj_a + (uint64_t)at * C};
+    if ((rc = qx_graph_hc(m, &l->hc_mlp, n, x + (uint64_t)at * C * h, pending, b->m, b->inj_b, err)) != 0
+        || (rc = qx_graph_moe(m, l, n, b->m, b->y, err)) != 0) {
         return rc;
     }
     *pending = (struct qx_pending){b->y, b->inj_b};
@@ -117,7 +118,7 @@ int qx_graph_layers(struct qx_model *m, const struct qx_step *s, struct qx_pendi
     int rc = qx_graph_embed(m, s, m->cfg->hc_count, m->b.x, err);
     for (uint32_t i = 0; i < m->cfg->n_layers && !rc; ++i) {
         const struct qx_layer *l = &m->layers[i];
-        rc = qx_graph_layer(m, l, s, m->b.x, pending, l->kind_index, err);
+        rc = qx_graph_layer(m, l, s, NULL, m->b.x, pending, l->kind_index, err);
         if (!rc && after) {
             rc = qx_graph_flush(m, s->n_rows, m->b.x, pending, err);
             rc = rc ? rc : after(user, i, err);
@@ -126,8 +127,8 @@ int qx_graph_layers(struct qx_model *m, const struct qx_step *s, struct qx_pendi
     return rc;
 }
 
-int qx_graph_mtp(struct qx_model *m, const struct qx_step *s, const struct qx_wide_rows *wide, float *out,
-                 struct qx_pending *pending, struct qx_error *err)
+int qx_graph_mtp(struct qx_model *m, const struct qx_step *s, const struct qx_step *tail,
+                 const struct qx_wide_rows *wide, float *out, struct qx_pending *pending, struct qx_error *err)
 {
     const struct qx_config *c = m->cfg;
     const struct qx_mtp *t = &m->mtp;
@@ -148,5 +149,5 @@ int qx_graph_mtp(struct qx_model *m, const struct qx_step *s, const struct qx_wi
                                               .y_stride = c->hidden_size, .w = {t->fc_hidden},
                                               .y = out}), err);
     *pending = (struct qx_pending){b->e, NULL};
-    return qx_graph_layer(m, &t->layer, s, out, pending, m->n_qsa, err);
+    return qx_graph_layer(m, &t->layer, s, tail, out, pending, m->n_qsa, err);
 }

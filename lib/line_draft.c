@@ -170,7 +170,7 @@ int qx_line_plan_drafts(struct qx_model *m, struct qx_line **lines, uint32_t n, 
     return rc;
 }
 
-int qx_line_feed(struct qx_model *m, struct qx_line **lines, uint32_t n, bool prompt, struct qx_error *err)
+int qx_line_feed(struct qx_model *m, struct qx_line **lines, uint32_t n, bool prompt, bool fed, struct qx_error *err)
 {
     struct feed f;
     int rc = feed_init(&f, m, prompt, err);
@@ -192,7 +192,7 @@ int qx_line_feed(struct qx_model *m, struct qx_line **lines, uint32_t n, bool pr
             s->n_mtp = first + j + 1;
         }
     }
-    rc = rc ? rc : feed_run(&f, err);
+    rc = rc || fed ? rc : feed_run(&f, err);
     feed_fini(&f);
     return rc;
 }

@@ -13,8 +13,8 @@ int qx_line_not_finite(struct qx_model *m, struct qx_line *l, uint64_t pos, stru
 /* line_draft.c. Plans the drafts of a decode step (n_drafts of each line; `chained` of those whose drafts the
  * device makes) and gives the draft head the held rows that their chains begin with. */
 int qx_line_plan_drafts(struct qx_model *m, struct qx_line **lines, uint32_t n, struct qx_error *err);
-/* Gives the draft head all rows of a step whose next id is known by now. */
-int qx_line_feed(struct qx_model *m, struct qx_line **lines, uint32_t n, bool prompt, struct qx_error *err);
+/* Gives the draft head all rows of a step whose next id is known by now; fed: the step did. */
+int qx_line_feed(struct qx_model *m, struct qx_line **lines, uint32_t n, bool prompt, bool fed, struct qx_error *err);
 /* Time and tokens of a round with k drafts, for measured K. */
 void qx_line_auto_note(struct qx_line *l, uint32_t k, double ns, double tokens);
 

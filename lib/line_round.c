@@ -91,7 +91,7 @@ static void add_decode(struct qx_model *m, struct step *st, struct qx_line *l)
     }
     if (l->chained && l->n_drafts) {
         st->chain[st->n_chain++] = (struct qx_chain){.seq = l->seq, .row = l->row0, .count = l->n_drafts,
-                                                     .min_prob = l->p.draft_min_prob};
+                                                     .min_prob = l->p.draft_min_prob, .forced = l->n_forced};
     }
     l->n_rows = st->n - l->row0;
 }
@@ -242,6 +242,11 @@ static int run_step(struct qx_model *m, struct step *st, const struct qx_gen_hoo
     struct qx_want w = {.prompt = st->prompt, .chain = st->chain, .n_chain = st->n_chain,
                         .logit_row = st->logit_row, .n_logits = st->n_logits, .sampling = st->sampling,
                         .history = st->history, .logits_to_host = st->logits_to_host, .hooks = hooks};
+    /* Of one line the device itself sees what it keeps; a row held from before would come first. */
+    bool fed = false;
+    w.feed = m->mtp.loaded && st->n_chain == 1 && st->n_lines == 1 && st->lines[0]->n_drafts
+             && st->n == st->lines[0]->n_drafts + 1 && !st->lines[0]->hooks && !qx_line_seq(m, st->lines[0])->held;
+    w.fed = &fed;
     int rc = qx_exec_step(m, st->rows, st->n, &w, err);
     /* Acceptance reads what the step left in host memory; chunks with hooks overwrite it. */
     for (uint32_t i = 0; i < st->n_lines && !rc; ++i) {
@@ -267,7 +272,7 @@ static int run_step(struct qx_model *m, struct step *st, const struct qx_gen_hoo
         }
     }
     if (!rc && m->mtp.loaded) {
-        rc = qx_line_feed(m, st->lines, st->n_lines, st->prompt, err);
+        rc = qx_line_feed(m, st->lines, st->n_lines, st->prompt, fed, err);
     }
     rc = rc ? rc : hold_rows(m, st, err);
     for (uint32_t i = 0; i < st->n_lines && !rc; ++i) {

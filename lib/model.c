@@ -192,6 +192,7 @@ void qx_model_take_plan(struct qx_model *m, const struct qx_plan *plan, const st
     m->place = plan->table;
     memcpy(m->parts, plan->parts, sizeof plan->parts);
     m->info.n_parts = plan->n_parts;
+    m->head_copied = plan->head_copy;
     m->info.planned_device_bytes = plan->device_bytes;
     m->info.planned_host_bytes = plan->host_bytes;
     m->info.bandwidth_bytes_s = info->bandwidth_bytes_s;
@@ -224,7 +225,8 @@ static int make_plan(struct qx_model *m, const struct qx_model_opts *o, const st
         .ctx_tokens = o->ctx_tokens, .chunk_rows = o->chunk_rows, .max_seqs = o->max_seqs,
         .draft_max = o->draft_max, .mtp = m->mtp.loaded, .kv_bf16 = m->kv_bf16,
         .draft_head_bytes = m->mtp.loaded
-                                ? qx_draft_head_bytes(&m->head, qx_draft_head_rows(o, m->cfg->vocab_size)) : 0};
+                                ? qx_draft_head_bytes(&m->head, qx_draft_head_rows(o, m->cfg->vocab_size)) : 0,
+        .head_copy_bytes = qx_head_copy_bytes(m, &info)};
     rc = qx_plan_make(&plan, m->cfg, &r, err);
     if (rc) {
         return rc;
@@ -343,6 +345,7 @@ int qx_model_load(struct qx_model **out, const struct qx_ckpt *ck, const struct 
     rc = rc ? rc : qx_model_constants(m, err);
     rc = rc ? rc : qx_state_alloc(m, err);
     rc = rc ? rc : qx_draft_head_init(m, opts, err);
+    rc = rc ? rc : qx_head_copy_init(m, err);
     if (rc) {
         goto out;
     }

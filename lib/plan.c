@@ -113,6 +113,11 @@ int qx_plan_make(struct qx_plan *p, const struct qx_config *c, const struct qx_p
     }
     p->max_ctx = p->fits ? p->budget.ctx_tokens : largest_ctx(c, r, p->table);
     if (p->fits) {
+        uint64_t with = sat_add(p->device_bytes, r->head_copy_bytes);
+        p->head_copy = r->head_copy_bytes && with <= r->device_bytes;
+        if (p->head_copy) {
+            part(p, "head_copy", "device", r->head_copy_bytes, &p->device_bytes);
+        }
         return 0;
     }
     if (p->max_ctx) {

@@ -18,6 +18,7 @@ struct qx_plan_request {
     uint32_t max_seqs, draft_max;
     bool mtp, kv_bf16;
     uint64_t draft_head_bytes;           /* a copy of some rows of the head, 0: none */
+    uint64_t head_copy_bytes;           /* of a copy of the head that only saves time: made where there is room */
 };
 
 struct qx_plan {
@@ -29,6 +30,7 @@ struct qx_plan {
     uint64_t host_bytes;                 /* needed on the host beside it: table, pinned memory */
     uint64_t available_bytes;            /* the request's device_bytes */
     bool fits;
+    bool head_copy;                      /* there is room for it */
     uint64_t max_ctx;                    /* largest context that fits with this table place, 0: none */
     char advice[256];                    /* what to change, "" when it fits */
 };

@@ -31,7 +31,7 @@ static int alloc_ctl(struct qx_model *m, struct qx_ctl *c, uint64_t rows, struct
     /* 8-byte members first. */
     uint64_t params = logits * sizeof(struct qx_sample_params);
     c->n_bytes = qx_ctl_bytes(rows, logits, seqs);
-    int rc = qx_model_host_mem(m, &c->host, c->n_bytes, err);
+    int rc = qx_model_host_mem_mapped(m, &c->host, &c->host_dev, c->n_bytes, err);
     rc = rc ? rc : qx_model_mem(m, &c->dev, c->n_bytes, err);
     if (rc) {
         return rc;
@@ -54,6 +54,7 @@ static int alloc_ctl(struct qx_model *m, struct qx_ctl *c, uint64_t rows, struct
         *(side ? &c->base : &c->base_host) = p;
         *(side ? &c->count : &c->count_host) = p + seqs;
         *(side ? &c->least : &c->least_host) = (float *)(void *)(p + 2 * seqs);
+        *(side ? &c->forced : &c->forced_host) = p + 3 * seqs;
     }
     return 0;
 }

@@ -332,7 +332,8 @@ static int make(struct synth *s, const struct qx_model_opts *o, struct qx_error 
         .chunk_rows = o->chunk_rows, .max_seqs = o->max_seqs, .draft_max = o->draft_max, .mtp = m->mtp.loaded,
         .kv_bf16 = m->kv_bf16,
         .draft_head_bytes = m->mtp.loaded ? qx_draft_head_bytes(&m->head, qx_draft_head_rows(o, m->cfg->vocab_size))
-                                          : 0};
+                                          : 0,
+        .head_copy_bytes = qx_head_copy_bytes(m, &info)};
     struct qx_plan plan;
     QX_TRY(qx_plan_make(&plan, m->cfg, &r, err));
     if (!plan.fits) {
@@ -351,6 +352,7 @@ static int make(struct synth *s, const struct qx_model_opts *o, struct qx_error 
     QX_TRY(qx_model_constants(m, err));
     QX_TRY(qx_state_alloc(m, err));
     QX_TRY(qx_draft_head_init(m, o, err));
+    QX_TRY(qx_head_copy_init(m, err));
     return m->be->wait(m->q, err);
 }
 

@@ -252,6 +252,22 @@ static int cu_upload(struct qx_queue *q, void *dst, const void *src, size_t n)
     Q_TRY(q, cudaMemcpyAsync(dst, src, n, cudaMemcpyHostToDevice, q->stream));
     return 0;
 }
+__global__ void upload_words(uint32_t *dst, const uint32_t *src, size_t n)
+{
+    pdl_next();
+    pdl_wait();
+    for (size_t i = threadIdx.x; i < n; i += blockDim.x) {
+        dst[i] = __ldcv(src + i);
+    }
+}
+#define UPLOAD_WORDS 8192u /* by one block; more by copying */
+
+static int cu_upload_mapped(struct qx_queue *q, void *dst, const void *dev_src, size_t n)
+{
+    return n / 4 > UPLOAD_WORDS ? cu_upload(q, dst, dev_src, n)
+                                : launch(q, "upload", upload_words, dim3(1), dim3(1024), 0, (uint32_t *)dst,
+                                         (const uint32_t *)dev_src, n / 4);
+}
 static int cu_download(struct qx_queue *q, void *dst, const void *src, size_t n)
 {
     cudaSetDevice(q->device);
@@ -434,6 +450,7 @@ extern "C" int qx_backend_cuda_create(struct qx_backend **out, int device, struc
     b->queue_create = cu_queue_create;
     b->queue_destroy = cu_queue_destroy;
     b->upload = cu_upload;
+    b->upload_mapped = cu_upload_mapped;
     b->download = cu_download;
     b->copy = cu_copy;
     b->fill = cu_fill;

@@ -140,3 +140,40 @@ extern "C" int qx_cuda_draft_next(struct qx_queue *q, const struct qx_op_draft_n
     return launch(q, "draft_next", draft_next_lines, dim3(1), dim3(o->n < 128 ? 32 : 128), 0, *o->chain,
                   *o->step, *o);
 }
+
+/* One warp, a lane a row. */
+__global__ void draft_accept_rows(struct qx_step s, struct qx_step f, struct qx_op_draft_accept o)
+{
+    pdl_next();
+    pdl_wait();
+    const uint32_t t = threadIdx.x, n = o.n;
+    const bool draft = t + 1 < n;
+    const int32_t next = draft ? __ldcg(s.id + t + 1) : 0, chosen = t < n ? __ldcg(o.id + t) : 0;
+    const int32_t pos0 = __ldcg(s.pos), seq = __ldcg(s.seq);
+    const bool stands = draft && __ldcg(s.pos + t + 1) >= 0 && (next == chosen || (int32_t)t < __ldcg(o.forced));
+    const uint32_t a = __ffs((int)~__ballot_sync(0xffffffffu, stands)) - 1; /* lane n - 1 never stands */
+    const bool kept = t + 1 + a >= n;
+    const uint32_t from = kept ? t + 1 + a - n : 0;
+    const int32_t last = __shfl_sync(0xffffffffu, chosen, a), behind = __shfl_sync(0xffffffffu, next, from & 31);
+    if (t >= n) {
+        return;
+    }
+    f.id[t] = !kept ? 0 : from < a ? behind : last;
+    f.pos[t] = kept ? pos0 + (int32_t)from : -1;
+    f.seq[t] = seq;
+    f.first[t] = kept ? (int32_t)(n - 1 - a) : (int32_t)t;
+    f.state_in[t] = -1;
+    f.state_out[t] = -1;
+    o.src[t] = kept ? (int32_t)from : -1;
+    if (t == 0) {
+        o.pick[0] = 0;
+    }
+}
+
+extern "C" int qx_cuda_draft_accept(struct qx_queue *q, const struct qx_op_draft_accept *o)
+{
+    if (o->n > 32) {
+        return qx_queue_refuse(q, "draft_accept", "too many rows");
+    }
+    return launch(q, "draft_accept", draft_accept_rows, dim3(1), dim3(32), 0, *o->step, *o->feed, *o);
+}

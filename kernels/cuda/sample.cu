@@ -3,105 +3,10 @@
  * Sampling orders candidates by logit, ties to the lower id. With at most 1024 of them (top-k) they are
  * collected, sorted and summed in that order. Without top-k the cut and the drawn token are found by
  * descending through histograms of probability mass in fixed point, which no order of atomics changes. */
-#include "common.cuh"
+#include "best.cuh"
 #include "rand.h"
 
 #define BEST_BLOCKS 64
-
-/* Larger is better; NaN above everything; equal keys to the lower id. */
-__device__ __forceinline__ uint32_t logit_key(float f)
-{
-    const uint32_t u = __float_as_uint(f);
-    if ((u & 0x7fffffffu) > 0x7f800000u) {
-        return 0xffffffffu;
-    }
-    /* both zeros are equal */
-    return u == 0x80000000u ? 0x80000000u : (u & 0x80000000u) ? ~u : u | 0x80000000u;
-}
-
-struct best {
-    uint32_t key, id;
-};
-__device__ __forceinline__ best best_of(best a, best b)
-{
-    return b.key > a.key || (b.key == a.key && b.id < a.id) ? b : a;
-}
-__device__ best block_best(best v, best *sh)
-{
-#pragma unroll
-    for (int i = 16; i; i >>= 1) {
-        best o;
-        o.key = __shfl_xor_sync(0xffffffffu, v.key, i);
-        o.id = __shfl_xor_sync(0xffffffffu, v.id, i);
-        v = best_of(v, o);
-    }
-    __syncthreads();
-    if ((threadIdx.x & 31) == 0) {
-        sh[threadIdx.x / 32] = v;
-    }
-    __syncthreads();
-    for (uint32_t i = 0; i < blockDim.x / 32; ++i) {
-        v = best_of(v, sh[i]);
-    }
-    return v;
-}
-
-#define SCAN_N 8u /* logits of a thread in flight together */
-
-/* This block's share of a row: its best; v has the first logits of the thread's part. */
-__device__ __forceinline__ best scan_best(const float *l, uint32_t vocab, best *sh, float (&v)[SCAN_N])
-{
-    const uint32_t i0 = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
-    best b = {0, 0xffffffffu};
-#pragma unroll
-    for (uint32_t k = 0; k < SCAN_N; ++k) {
-        v[k] = i0 + k * step < vocab ? __ldcg(l + i0 + k * step) : 0.0f;
-    }
-#pragma unroll
-    for (uint32_t k = 0; k < SCAN_N; ++k) {
-        const best c = {logit_key(v[k]), i0 + k * step};
-        b = c.id < vocab ? best_of(b, c) : b;
-    }
-    for (uint32_t i = i0 + SCAN_N * step; i < vocab; i += step) {
-        const best c = {logit_key(__ldcg(l + i)), i};
-        b = best_of(b, c);
-    }
-    return block_best(b, sh);
-}
-
-__device__ float block_sum(float v, float *sh)
-{
-    v = warp_sum(v);
-    __syncthreads();
-    if ((threadIdx.x & 31) == 0) {
-        sh[threadIdx.x / 32] = v;
-    }
-    __syncthreads();
-    v = 0.0f;
-    for (uint32_t i = 0; i < blockDim.x / 32; ++i) {
-        v += sh[i];
-    }
-    return v;
-}
-
-/* True in the last block of this row to arrive. */
-__device__ bool last_block(unsigned *ticket)
-{
-    __shared__ bool last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        last = atomicAdd(ticket, 1u) == gridDim.x - 1;
-        if (last) {
-            *ticket = 0;
-        }
-    }
-    __syncthreads();
-    if (last) {
-        __threadfence();
-    }
-    return last;
-}
 
 /* ---- arg-max -------------------------------------------------------------------------------- */
 
@@ -524,10 +429,11 @@ __device__ void draw_mass(const float *l, uint32_t vocab, const struct qx_sample
 
 __device__ __forceinline__ void tell(const struct qx_op_sample &a, uint32_t r, int32_t id)
 {
-    if (a.to_host) {
+    a.id[r] = id;
+    if (a.told) {
         __threadfence_system();
+        *(volatile int32_t *)(a.told + r) = id;
     }
-    *(volatile int32_t *)(a.id + r) = id;
 }
 
 __global__ void __launch_bounds__(SMP_T) sample_rows(struct qx_op_sample a, unsigned *tickets)

@@ -174,6 +174,7 @@ int qx_backend_cpu_create(struct qx_backend **out, uint32_t n_threads, struct qx
         .queue_create = ref_queue_create,
         .queue_destroy = ref_queue_destroy,
         .upload = ref_move,
+        .upload_mapped = ref_move,
         .download = ref_move,
         .copy = ref_move,
         .fill = ref_fill,

@@ -67,3 +67,25 @@ int ref_draft_next(struct qx_queue *q, const struct qx_op_draft_next *a)
     }
     return 0;
 }
+
+int ref_draft_accept(struct qx_queue *q, const struct qx_op_draft_accept *o)
+{
+    const struct qx_step *s = o->step, *f = o->feed;
+    uint32_t a = 0;
+    (void)q;
+    while (a + 1 < o->n && s->pos[a + 1] >= 0 && (s->id[a + 1] == o->id[a] || (int32_t)a < *o->forced)) {
+        ++a;
+    }
+    for (uint32_t t = 0; t < o->n; ++t) {
+        bool kept = t + 1 + a >= o->n;
+        uint32_t from = kept ? t + 1 + a - o->n : 0;
+        f->id[t] = !kept ? 0 : from < a ? s->id[from + 1] : o->id[a];
+        f->pos[t] = kept ? s->pos[0] + (int32_t)from : -1;
+        f->seq[t] = s->seq[0];
+        f->first[t] = kept ? (int32_t)(o->n - 1 - a) : (int32_t)t;
+        f->state_in[t] = f->state_out[t] = -1;
+        o->src[t] = kept ? (int32_t)from : -1;
+    }
+    o->pick[0] = 0;
+    return 0;
+}

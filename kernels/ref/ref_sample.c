@@ -176,6 +176,9 @@ static void sample_row(const struct qx_queue *q, void *user, uint64_t r)
 int ref_sample(struct qx_queue *q, const struct qx_op_sample *a)
 {
     ref_for(q, a->n_rows, (uint64_t)a->vocab * 4, sample_row, (void *)(uintptr_t)a);
+    if (a->told) {
+        memcpy(a->told, a->id, a->n_rows * sizeof *a->id);
+    }
     return 0;
 }
 

@@ -71,12 +71,15 @@ static void sample(struct kern_ctx *c, int v)
                                          .seed = kern_u64(c)};
         pos[i] = (int32_t)kern_below(c, 100000);
     }
-    int32_t *id = kern_new(c, n * 4);
+    int32_t *id = kern_new(c, n * 4), *told = v & 1 ? kern_new(c, n * 4) : NULL;
     kern_out(c, "id", 'i', id, n, 0);
+    if (told) {
+        kern_out(c, "told", 'i', told, n, 0);
+    }
     kern_shape(c, "%u x %u kind %d", n, vocab, v / 4);
     KERN_RUN(c, sample, {.n_rows = n, .vocab = vocab, .logits = logits(c, n, vocab, v / 4),
                          .params = kern_put(c, p, n * sizeof *p), .pos = kern_put(c, pos, n * 4), .id = id,
-                         .to_host = v & 1,
+                         .told = told,
                          .scratch = kern_new(c, (size_t)n * vocab * 8)});
 }
 

@@ -29,6 +29,7 @@ struct kern_ctx {
     struct qx_queue *q;
     uint64_t rng;
     bool guards_off;  /* bench */
+    unsigned as;      /* a capability whose variants are tested, 0: the device's */
     unsigned repeats; /* bench: how often kern_run runs the op */
     double ns;        /* bench: time of one run */
     struct kern_buf bufs[KERN_MAX_BUFS];

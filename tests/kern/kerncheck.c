@@ -653,6 +653,7 @@ int main(int argc, char **argv)
         }
         if (o.as && dev.be->queue_limit) {
             dev.be->queue_limit(dev.q, o.as);
+            dev.as = o.as;
         }
         if (!open_ctx(&ref, "cpu", strcmp(o.backend, "cpu") ? 0 : 1)) {
             die(ref.err.msg);
