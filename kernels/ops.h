@@ -121,7 +121,8 @@ struct qx_op_hc {
 };
 
 /* y[r, off_j + i] = sum_k w[j][i, k] x[r, k] for up to QX_LINEAR_MAX matrices that share an input;
- * off_j is the running sum of rows. acc: add to y instead of storing. */
+ * off_j is the running sum of rows. acc: add to y instead of storing. late: bits of the matrices whose results the
+ * next op, which is gdn on this y, needs only for its gate; so a backend may run it beside them. */
 #define QX_LINEAR_MAX 6
 struct qx_op_linear {
     uint32_t n_rows, n_weights;
@@ -129,6 +130,7 @@ struct qx_op_linear {
     uint64_t x_stride, y_stride; /* elements */
     struct qx_weight w[QX_LINEAR_MAX];
     float *y;                    /* [n_rows, y_stride] */
+    uint32_t late;
     bool acc, act_bf16, prompt;
 };
 

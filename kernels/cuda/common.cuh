@@ -26,7 +26,7 @@ extern "C" {
 #define QX_HC_WORDS 131072
 #define QX_ROUTE_WORDS 65536
 #define QX_N_NUMBERS 64
-#define QX_N_WORDS (QX_HC_WORDS + QX_ROUTE_WORDS + QX_N_NUMBERS)
+#define QX_N_WORDS (QX_HC_WORDS + QX_ROUTE_WORDS + QX_N_NUMBERS + 1 /* late_done */)
 
 struct qx_cuda; /* the backend, cuda_backend.cu */
 
@@ -52,6 +52,12 @@ struct qx_queue {
         uint64_t at;        /* n_launches right after a router that lets others start only after its wait */
         const float *m;     /* its input, complete by then */
     } routed;
+    unsigned *late_done;    /* [0] blocks of a linear whose results are there but for the late ones; [1] of its reader */
+    struct {                /* the linear launched last, where the next op knows of its late results */
+        const float *y;     /* NULL: none */
+        uint64_t at;
+        unsigned blocks;
+    } late;
 };
 #define QX_WS_BYTES ((size_t)QX_CUDA_WORKSPACE_BYTES)
 
@@ -170,6 +176,21 @@ __device__ __forceinline__ uint64_t word_read(const uint64_t *p)
 {
     uint64_t v;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+/* One more in a count that others read by count_acquire: what this thread has seen written comes before it. */
+__device__ __forceinline__ void count_release(unsigned *p)
+{
+#if __CUDA_ARCH__ >= 700
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
+#endif
+}
+__device__ __forceinline__ unsigned count_acquire(const unsigned *p)
+{
+    unsigned v = 0;
+#if __CUDA_ARCH__ >= 700
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+#endif
     return v;
 }
 __device__ __forceinline__ void word_post(uint64_t *p, float v, uint32_t number)

@@ -5,6 +5,9 @@
  * decay S^T q + (k q) u. S, histories and the numbers of the step are read before the wait (embed stands between them
  * and whatever wrote them). Halves send one another sums of squares for the gated norm.
  *
+ * Where the product before it says so (qx_op_linear's late), the inputs are there when its blocks have counted themselves,
+ * and the wait, for the gate, comes at the end: so that the recurrence runs beside the gate's product.
+ *
  * A block asks for more than half of the shared memory, so that two never share a multiprocessor, and has few enough
  * registers to start beside products that keep theirs by registers (launch_alone of stream.cuh). */
 #include "gdn.cuh"
@@ -88,7 +91,12 @@ __device__ __forceinline__ void gdn_conv(const gdn_args &a, const gdn_entry &e, 
         }
     }
     if (wait) {
-        pdl_wait();
+        if (a.done) {
+            while (count_acquire(a.done) < a.blocks) {
+            }
+        } else {
+            pdl_wait();
+        }
     }
     if (!active) {
         return;
@@ -140,7 +148,7 @@ __device__ __forceinline__ void gdn_conv(const gdn_args &a, const gdn_entry &e, 
 /* The runs that begin in rows r0 .. r0 + 31, but for those in `skip`. round: batches of the cluster so far. */
 template <int TAPS>
 __device__ __forceinline__ void gdn_window(const gdn_args &a, gdn_smem<TAPS> &s, uint32_t r0, uint32_t skip,
-                                           bool &waited, uint32_t &round)
+                                           bool &waited, bool &last, uint32_t &round)
 {
     const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, n_rows = a.step.n_rows;
     const uint32_t half = blockIdx.x & 1, pair = blockIdx.x >> 1, pairs = gridDim.x >> 1;
@@ -243,7 +251,8 @@ __device__ __forceinline__ void gdn_window(const gdn_args &a, gdn_smem<TAPS> &s,
             a_log = __ldg(a.a_log + s.entry[lane].head);
             dt = __ldg(a.dt_bias + s.entry[lane].head);
         }
-        if (!waited) {
+        const bool first = !waited;
+        if (first) {
             cluster_wait();
         }
 #pragma unroll 1
@@ -263,11 +272,16 @@ __device__ __forceinline__ void gdn_window(const gdn_args &a, gdn_smem<TAPS> &s,
                            qk ? 2 * GDN_D : GDN_V);
             waited = true;
         }
+        const auto load_z = [&]() {
 #pragma unroll
-        for (uint32_t y = 0; y < 2; ++y) {
-            const uint32_t t = tid / GDN_V + 4 * y;
-            z[y] = t < n ? __ldcg(a.in + (uint64_t)s.entry[t].row * a.in_stride + a.channels + s.entry[t].head * GDN_D +
-                                  half * GDN_V + tid % GDN_V) : 0.0f;
+            for (uint32_t y = 0; y < 2; ++y) {
+                const uint32_t t = tid / GDN_V + 4 * y;
+                z[y] = t < n ? __ldcg(a.in + (uint64_t)s.entry[t].row * a.in_stride + a.channels + s.entry[t].head * GDN_D +
+                                      half * GDN_V + tid % GDN_V) : 0.0f;
+            }
+        };
+        if (!a.done) {
+            load_z();
         }
         if (gate) {
             const gdn_entry &e = s.entry[lane];
@@ -277,6 +291,9 @@ __device__ __forceinline__ void gdn_window(const gdn_args &a, gdn_smem<TAPS> &s,
             s.gb[lane][1] = sigmoid_f(gb);
         }
         __syncthreads();
+        if (first && a.done && tid == 0) {
+            last = atomicAdd(a.done + 1, 1u) == gridDim.x - 1;
+        }
         /* Who is the last to have read a history that is to be replaced in place? Its reads lie before the barrier. */
         uint32_t heads = 0, seen = 0;
         unsigned *ticket = NULL;
@@ -389,6 +406,10 @@ __device__ __forceinline__ void gdn_window(const gdn_args &a, gdn_smem<TAPS> &s,
                 }
             }
         }
+        if (a.done) { /* the gate, which comes late */
+            pdl_wait();
+            load_z();
+        }
         if (!ends) { /* until the run's next batch */
 #pragma unroll
             for (int h = 0; h < 8; ++h) {
@@ -452,7 +473,7 @@ template <int TAPS> __global__ void __maxnreg__(112) gdn_core(const __grid_const
     extern __shared__ __align__(16) uint8_t mem[];
     gdn_smem<TAPS> &s = *(gdn_smem<TAPS> *)mem;
     const uint32_t lane = threadIdx.x & 31, windows = (a.step.n_rows + GDN_WINDOW - 1) / GDN_WINDOW;
-    bool waited = false;
+    bool waited = false, last = false; /* last: all blocks have passed the first wait when this one has */
     pdl_next();
     if (a.chunked) {
         pdl_wait();
@@ -471,12 +492,16 @@ template <int TAPS> __global__ void __maxnreg__(112) gdn_core(const __grid_const
         const uint32_t skip = a.chunked && w0 + lane < windows ? __ldcg(a.chunked + w0 + lane) : 0;
         for (uint32_t b = __ballot_sync(0xffffffffu, w0 + lane < windows && skip != 0xffffffffu); b; b &= b - 1) {
             const uint32_t w = __ffs(b) - 1;
-            gdn_window<TAPS>(a, s, (w0 + w) * GDN_WINDOW, __shfl_sync(0xffffffffu, skip, w), waited, round);
+            gdn_window<TAPS>(a, s, (w0 + w) * GDN_WINDOW, __shfl_sync(0xffffffffu, skip, w), waited, last, round);
         }
     }
     if (!waited) {
         cluster_wait();
         pdl_wait();
+        last = a.done && threadIdx.x == 0 && atomicAdd(a.done + 1, 1u) == gridDim.x - 1;
+    }
+    if (last) {
+        a.done[0] = a.done[1] = 0;
     }
 }
 
@@ -533,7 +558,15 @@ extern "C" int qx_cuda_gdn(struct qx_queue *q, const struct qx_op_gdn *o)
     a.whole = (uint64_t)n * o->k_heads > QX_N_TICKETS;
     a.tickets = q->tickets;
     a.channels = (2 * o->k_heads + o->v_heads) * GDN_D;
+    if (q->late.y == o->in && q->late.at == q->n_launches) {
+        a.done = q->late_done;
+        a.blocks = q->late.blocks;
+        q->late.y = NULL;
+    }
     if (gdn_prompt_fits(q, o)) {
+        if (a.done) {
+            return qx_queue_refuse(q, "gdn", "a prompt's rows whose gate comes late");
+        }
         const int r = gdn_prompt(q, o, &a);
         if (r) {
             return r;

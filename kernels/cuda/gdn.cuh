@@ -25,6 +25,8 @@ struct gdn_args {
     unsigned *tickets;
     uint32_t channels;
     uint32_t slots;          /* of S in shared memory */
+    unsigned *done;          /* NULL, or the blocks of the launch before whose part of `in` but the gate is there */
+    unsigned blocks;         /* and how many they are */
     bool whole;              /* all heads of a key head in one cluster, as there are too few tickets */
 };
 

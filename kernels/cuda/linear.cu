@@ -16,12 +16,14 @@ struct lin_stream {
     uint32_t group, n_groups; /* rows of input a block; groups side by side, so that L2 has what one of them read */
     uint32_t slot_bytes, n_slots, x_pitch16, lead;
     uint32_t pending; /* products of four rows whose warps' sums are added up together */
+    uint32_t late;    /* matrices from this on come behind the others; a block counts itself in `done` between them */
+    unsigned *done;
     bool acc, pairs; /* pairs: of blocks, see lin_part */
     stream_w w[QX_LINEAR_MAX];
     uint32_t off[QX_LINEAR_MAX];
     uint32_t cost[QX_LINEAR_MAX];   /* of a row, in bytes / 16 */
-    uint32_t begin[QX_LINEAR_MAX + 1]; /* cost of all matrices before */
-    uint32_t share;                 /* of a block */
+    uint32_t begin[QX_LINEAR_MAX + 1]; /* cost of all matrices before, of the late ones of the late ones before */
+    uint32_t share, share_late;     /* of a block */
 };
 
 /* R: rows of a slot. */
@@ -70,6 +72,16 @@ struct lin_ring {
 __device__ __forceinline__ void consumers_sync()
 {
     asm volatile("bar.sync 1, %0;" ::"n"(LIN_WARPS * 32) : "memory");
+}
+
+/* The consumers have written all that is not late; one warp more waits for that. */
+__device__ __forceinline__ void late_arrive()
+{
+    asm volatile("bar.arrive 2, %0;" ::"n"(LIN_WARPS * 32 + 32) : "memory");
+}
+__device__ __forceinline__ void late_sync()
+{
+    asm volatile("bar.sync 2, %0;" ::"n"(LIN_WARPS * 32 + 32) : "memory");
 }
 
 /* What the consumers of a block share. */
@@ -141,7 +153,8 @@ __device__ __forceinline__ void lin_matrix(const lin_stream &a, uint32_t j, uint
  * since asking for one takes a warp 100 ns whatever its size. */
 template <uint32_t R>
 __device__ __forceinline__ void lin_produce(lin_ring &r, const lin_stream &a, const stream_w &w, uint32_t row,
-                                            uint32_t r1, uint32_t &left, uint64_t policy, uint32_t lane)
+                                            uint32_t r1, uint32_t &left, uint32_t lead, uint64_t policy,
+                                            uint32_t lane)
 {
     const uint32_t row_bytes = w.row_bytes, scale_bytes = w.scale_bytes, pitch = w.pitch;
     const uint8_t *src = w.codes + (uint64_t)row * row_bytes, *scale = w.scale + (uint64_t)row * scale_bytes;
@@ -160,7 +173,7 @@ __device__ __forceinline__ void lin_produce(lin_ring &r, const lin_stream &a, co
             }
             __syncwarp();
             r.next(a.n_slots);
-            if (--left == a.lead) {
+            if (--left == lead) {
                 pdl_next();
             }
         }
@@ -188,7 +201,7 @@ __device__ __forceinline__ void lin_produce(lin_ring &r, const lin_stream &a, co
                 bulk_load(d + R * pitch + (lane - 8) * pitch_scale, scale + sat, k, full, policy);
             }
             r.next(a.n_slots);
-            if (--left == a.lead) {
+            if (--left == lead) {
                 pdl_next();
             }
         }
@@ -226,8 +239,8 @@ __global__ void __maxnreg__(SHAPE == LIN_W32 ? 168 : SHAPE == LIN_W16 ? 128 : F 
         bar_init(&staged, 1);
     }
     if (threadIdx.x < a.n_weights) {
-        const uint32_t p = a.share * part;
-        share[threadIdx.x] = make_uint2(lin_bound(a, threadIdx.x, p), lin_bound(a, threadIdx.x, p + a.share));
+        const uint32_t n = threadIdx.x < a.late ? a.share : a.share_late, p = n * part;
+        share[threadIdx.x] = make_uint2(lin_bound(a, threadIdx.x, p), lin_bound(a, threadIdx.x, p + n));
     }
     bar_init_done();
     fence_async();
@@ -237,6 +250,12 @@ __global__ void __maxnreg__(SHAPE == LIN_W32 ? 168 : SHAPE == LIN_W16 ? 128 : F 
     }
     if (warp > LIN_WARPS) {
         pdl_wait(); /* there for their registers until all blocks have their places (launch_alone) */
+        if (a.late < a.n_weights && warp == LIN_WARPS + 1) {
+            late_sync();
+            if (lane == 0) {
+                count_release(a.done);
+            }
+        }
         return;
     }
     const uint32_t base = smem_addr(smem), x = base + a.n_slots * a.slot_bytes;
@@ -245,20 +264,22 @@ __global__ void __maxnreg__(SHAPE == LIN_W32 ? 168 : SHAPE == LIN_W16 ? 128 : F 
     lin_keep(ring.full);
     if (warp == LIN_WARPS) {
         const uint64_t policy = SPREAD && a.n_groups > 1 ? l2_as_usual() : l2_read_once();
-        uint32_t left = 0;
+        uint32_t left = 0, lead = a.lead;
 #pragma unroll 1
         for (uint32_t j = 0; j < a.n_weights; ++j) {
-            left += (share[j].y - share[j].x + R - 1) / R * a.w[j].n_seg;
+            const uint32_t n = (share[j].y - share[j].x + R - 1) / R * a.w[j].n_seg;
+            left += n;
+            lead += j >= a.late ? n : 0;
         }
-        /* The next op's blocks come when this one has little left to ask for: so its weights follow these
-         * without a gap, instead of competing with them and leaving the end to latencies alone. */
-        if (left <= a.lead) {
+        /* The next op's blocks come when this one has little left to ask for, but for what comes late: so its weights
+         * follow these without a gap, instead of competing with them and leaving the end to latencies alone. */
+        if (left <= lead) {
             pdl_next();
         }
 #pragma unroll 1
         for (uint32_t j = 0; j < a.n_weights; ++j) {
             if (share[j].x < share[j].y) {
-                lin_produce<R>(ring, a, a.w[j], share[j].x, share[j].y, left, policy, lane);
+                lin_produce<R>(ring, a, a.w[j], share[j].x, share[j].y, left, lead, policy, lane);
             }
         }
         pdl_wait();
@@ -286,6 +307,9 @@ __global__ void __maxnreg__(SHAPE == LIN_W32 ? 168 : SHAPE == LIN_W16 ? 128 : F 
     }
 #pragma unroll 1
     for (uint32_t j = 0; j < a.n_weights; ++j) {
+        if (j == a.late) {
+            late_arrive();
+        }
         if (share[j].x < share[j].y) {
             lin_matrix<F, SHAPE>(a, j, share[j].x, share[j].y, b, warp, lane);
         }
@@ -333,9 +357,9 @@ template <int F> static uint32_t lin_fixed_bytes(uint32_t k, uint32_t n_tok)
     return lin_x_bytes(k, F, n_tok) + 2 * lin_pending(n_tok) * LIN_WARPS * n_tok * 16;
 }
 
-/* The matrices in `which`, all of format F. */
+/* The matrices in `which`, all of format F. late: those of them that come behind the others. */
 template <int F>
-static int linear_streamed(struct qx_queue *q, const struct qx_op_linear *o, unsigned which)
+static int linear_streamed(struct qx_queue *q, const struct qx_op_linear *o, unsigned which, unsigned late)
 {
     lin_stream a = {};
     a.x = o->x;
@@ -353,18 +377,23 @@ static int linear_streamed(struct qx_queue *q, const struct qx_op_linear *o, uns
     a.group = (o->n_rows + n_groups - 1) / n_groups;
     const bool wide = a.group > 8;
     a.x_pitch16 = lin_x_pitch16(a.k, F, wide);
-    uint64_t total = 0;
-    uint32_t off = 0;
-    for (uint32_t j = 0; j < o->n_weights; off += o->w[j].rows, ++j) {
-        if (!(which >> j & 1)) {
-            continue;
+    /* of E4M3 codes the recurrence beside it costs more than it hides */
+    late = F == TF_BF16 && n_groups == 1 && !wide ? late : 0;
+    uint64_t total[2] = {};
+    for (unsigned behind = 0; behind < 2; ++behind) {
+        uint32_t off = 0;
+        a.late = behind ? a.n_weights : 0;
+        for (uint32_t j = 0; j < o->n_weights; off += o->w[j].rows, ++j) {
+            if (!((behind ? which & late : which & ~late) >> j & 1)) {
+                continue;
+            }
+            const uint32_t i = a.n_weights++;
+            make_lin_w(o->w[j], wide, wide ? LIN_SEG_WIDE : LIN_SEG, &a.w[i]);
+            a.off[i] = off;
+            a.cost[i] = (a.w[i].bytes + a.w[i].scale_bytes + 15) / 16;
+            a.begin[i] = (uint32_t)total[behind];
+            total[behind] += (uint64_t)a.cost[i] * a.w[i].rows;
         }
-        const uint32_t i = a.n_weights++;
-        make_lin_w(o->w[j], wide, wide ? LIN_SEG_WIDE : LIN_SEG, &a.w[i]);
-        a.off[i] = off;
-        a.cost[i] = (a.w[i].bytes + a.w[i].scale_bytes + 15) / 16;
-        a.begin[i + 1] = a.begin[i] + a.cost[i] * a.w[i].rows;
-        total += (uint64_t)a.cost[i] * a.w[i].rows;
     }
     const stream_w &w = a.w[0]; /* the others have rows as long */
     const bool pieces = lin_by_pieces<F>(w.bytes);
@@ -374,8 +403,10 @@ static int linear_streamed(struct qx_queue *q, const struct qx_op_linear *o, uns
     const unsigned in = a.pairs ? 2 : 1, waves = (n_groups + LIN_GROUPS - 1) / LIN_GROUPS;
     a.n_groups = (n_groups + waves - 1) / waves;
     const unsigned n_blocks = (unsigned)q->n_sm / (in * a.n_groups) * in; /* of a group */
-    a.share = (uint32_t)((total + n_blocks - 1) / n_blocks);
-    if (total + 3ull * a.share > UINT32_MAX) {
+    a.share = (uint32_t)((total[0] + n_blocks - 1) / n_blocks);
+    a.share_late = (uint32_t)((total[1] + n_blocks - 1) / n_blocks);
+    a.done = q->late_done;
+    if (total[0] + 3ull * a.share > UINT32_MAX || total[1] + 3ull * a.share_late > UINT32_MAX) {
         return qx_queue_refuse(q, "linear", "matrices of 64 GiB");
     }
     const uint32_t fixed = lin_fixed_bytes<F>(a.k, a.group);
@@ -390,7 +421,10 @@ static int linear_streamed(struct qx_queue *q, const struct qx_op_linear *o, uns
     a.lead = LIN_LEAD;
     a.pending = lin_pending(a.group);
     const dim3 grid((unsigned)q->n_sm, waves);
-    const unsigned threads = LIN_WARPS * 32 + 32;
+    const unsigned threads = LIN_WARPS * 32 + (late ? 64 : 32);
+    q->late.y = late ? o->y : NULL;
+    q->late.at = q->n_launches + 1;
+    q->late.blocks = grid.x;
     const auto start = [&](auto kernel) {
         return launch_alone(q, "linear", in, kernel, grid, threads, smem, a);
     };
@@ -522,8 +556,14 @@ int qx_linear_few(struct qx_queue *q, const struct qx_op_linear *o)
     }
     int r = 0;
     for (int f = TF_BF16; f <= TF_NV && !r; ++f) {
+        /* late ones only of the last launch: its blocks have seen the others end when they count themselves */
+        unsigned after = tiled;
+        for (int g = f + 1; g <= TF_NV; ++g) {
+            after |= streamed[g];
+        }
+        const unsigned late = o->prompt || after || o->late & ~streamed[f] ? 0 : o->late;
         QX_TILE_SWITCH(F, streamed[f] ? f : TF_GEN,
-                       if constexpr (F != TF_GEN) { r = linear_streamed<F>(q, o, streamed[F]); })
+                       if constexpr (F != TF_GEN) { r = linear_streamed<F>(q, o, streamed[F], late); })
     }
     if (tiled && !r) {
         r = linear_tiled(q, o, tiled);
@@ -535,6 +575,9 @@ extern "C" int qx_cuda_linear(struct qx_queue *q, const struct qx_op_linear *o)
 {
     if (o->n_rows == 0 || o->n_weights == 0) {
         return 0;
+    }
+    if (q->late.y) {
+        return qx_queue_refuse(q, "linear", "results that come late and no op behind them that knows");
     }
     const int r = qx_prompt_linear(q, o);
     return r <= 0 ? r : qx_linear_few(q, o);

@@ -176,11 +176,76 @@ static void gdn(struct kern_ctx *c, int v)
     }
 }
 
+/* A product whose gate's part comes late, and the recurrence behind it: the bits of one after the other. Twice, since the
+ * count between them has to be made ready again. */
+static void late(struct kern_ctx *c, int v)
+{
+    static const struct { uint32_t kh, vh, rows, k; uint8_t fmt, rest; bool precise; } t[] = {
+        {2, 4, 1, 256, QX_W_BF16, QX_W_BF16}, {16, 48, 1, 512, QX_W_BF16, QX_W_BF16}, {16, 48, 4, 512, QX_W_BF16, QX_W_BF16},
+        {2, 6, 8, 512, QX_W_BF16, QX_W_BF16}, {16, 48, 1, 512, QX_W_MXFP8, QX_W_MXFP8}, {2, 4, 3, 512, QX_W_MXFP8, QX_W_BF16},
+        {2, 4, 2, 512, QX_W_BF16, QX_W_MXFP8}, {2, 4, 9, 512, QX_W_BF16, QX_W_BF16}, {1, 3, 1, 512, QX_W_NVFP4, QX_W_NVFP4},
+        {2, 4, 1, 256, QX_W_BF16, QX_W_BF16, true}, {1, 1, 1, 512, QX_W_FP8, QX_W_FP8},
+    };
+    uint32_t kh = t[v].kh, vh = t[v].vh, n = t[v].rows, ch = (2 * kh + vh) * 128, width = ch + vh * 128 + 2 * vh, slots;
+    struct kern_run runs[9];
+    for (uint32_t i = 0; i < n; ++i) {
+        runs[i] = (struct kern_run){1, 9, (int)i, (int)i, 1};
+    }
+    struct qx_step *s = kern_step(c, runs, n, 100, &slots);
+    struct qx_op_linear l = {.n_rows = n, .n_weights = 4, .x_stride = t[v].k, .y_stride = width, .act_bf16 = !t[v].precise};
+    const uint32_t rows[4] = {ch, vh * 128, vh, vh};
+    for (unsigned i = 0; i < 4; ++i) {
+        l.w[i] = kern_weight(c, i < 2 ? t[v].fmt : t[v].rest, rows[i], t[v].k, 0);
+    }
+    l.x = kern_f32(c, (size_t)n * t[v].k, 1.0f);
+    l.y = kern_new(c, (size_t)n * width * 4);
+    struct qx_op_gdn a = {.step = s, .k_heads = kh, .v_heads = vh, .k_dim = 128, .v_dim = 128, .conv_kernel = 4,
+                          .in = l.y, .in_stride = width, .eps = 1e-6f};
+    a.conv_w = kern_f32(c, (size_t)ch * 4, 0.5f);
+    a.a_log = kern_f32(c, vh, 0.5f);
+    a.dt_bias = kern_f32(c, vh, 1.0f);
+    a.norm = kern_f32(c, 128, 1.0f);
+    a.conv_slot_stride = (uint64_t)3 * ch;
+    a.s_slot_stride = (uint64_t)vh * 128 * 128;
+    a.scratch = kern_new(c, (size_t)n * (ch + 2 * vh) * 4);
+    struct { float *y, *out, *conv, *s; } r[2];
+    r[0].conv = kern_f32(c, slots * a.conv_slot_stride, 1.0f);
+    r[0].s = kern_f32(c, slots * a.s_slot_stride, 0.3f);
+    r[1].conv = copy_of(c, r[0].conv, slots * a.conv_slot_stride);
+    r[1].s = copy_of(c, r[0].s, slots * a.s_slot_stride);
+    for (unsigned i = 0; i < 2; ++i) {
+        r[i].y = i ? kern_new(c, (size_t)n * width * 4) : l.y;
+        r[i].out = kern_new(c, (size_t)n * vh * 128 * 4);
+    }
+    kern_out(c, "y", 'f', l.y, (size_t)n * width, 0);
+    kern_shape(c, "%u rows, heads %u/%u, %s, the rest %s%s", n, kh, vh, kern_fmt_name(t[v].fmt), kern_fmt_name(t[v].rest),
+               t[v].precise ? ", precise" : "");
+    KERN_RUN(c, linear, l);
+    for (unsigned round = 0; round < 4 && !c->rc && !c->repeats; ++round) {
+        const unsigned i = round & 1;
+        l.y = r[i].y;
+        l.late = i ? 1u << 1 : 0;
+        a.in = l.y;
+        a.out = r[i].out;
+        a.conv_state = r[i].conv;
+        a.s = r[i].s;
+        c->rc = c->be->ops->linear(c->q, &l);
+        c->rc = c->rc ? c->rc : c->be->ops->gdn(c->q, &a);
+        if (i && !c->rc) {
+            kern_same(c, r[0].y, r[1].y, (size_t)n * width * 4);
+            kern_same(c, r[0].out, r[1].out, (size_t)n * vh * 128 * 4);
+            kern_same(c, r[0].conv, r[1].conv, slots * a.conv_slot_stride * 4);
+            kern_same(c, r[0].s, r[1].s, slots * a.s_slot_stride * 4);
+        }
+    }
+}
+
 #define G(i) {"gdn", "gdn", gdn, i, false}
 #define B(i) {"gdn", "gdn", gdn, i, true}
+#define L(i) {"linear", "late", late, i, false}
 const struct kern_case kern_cases_gdn[] = {G(0), G(1), G(2), G(3), G(4), G(5), G(6), G(7), G(8), G(9), G(10), G(11),
                                            G(12), G(13), G(14), G(15), G(16), G(17), G(18), G(19), G(20),
                                            B(21), B(22), B(23), B(24), B(25), B(26), B(27),
                                            G(28), G(29), G(30), G(31), G(32), G(33), G(34), G(35), G(36), G(37), G(38),
-                                           G(39),
+                                           G(39), L(0), L(1), L(2), L(3), L(4), L(5), L(6), L(7), L(8), L(9), L(10),
                                            {0, 0, 0, 0, 0}};
