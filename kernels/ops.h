@@ -316,31 +316,31 @@ struct qx_op_argmax {
     float *scratch;              /* n_rows * 256 * 4 floats */
 };
 
-/* A copy of a BF16 matrix that is half as large: MXFP8, each scale the least power of two with which no value of its
- * 32 passes 448 (of zeros: code 0; with a value that is not finite: scale code 255, codes 0). off[r]: what a row's
- * product with x differs from its copy's by at most, over |x|: |row - copy| (1 + 2^-10) + 2^-13 |row|, the second part
- * for sums in f32. Columns are whole groups of 32. */
+/* A copy of a BF16 matrix in six bits a value, in an order of its own (cuda/head.cu): codes has QX_HEAD_COPY_BYTES.
+ * off[r]: what a row's product with x differs from its copy's by at most, over |x|: |row - copy| (1 + 2^-10)
+ * + 2^-13 |row| + 2^-30, the second part for sums in f32. */
+#define QX_HEAD_COPY_BYTES(rows, cols) (((uint64_t)(rows) + 7) / 8 * (((uint64_t)(cols) + 127) / 128) * 784)
 struct qx_op_head_copy {
-    struct qx_weight from;
-    uint8_t *codes, *scale;      /* [rows, cols], [rows, cols / 32] */
+    struct qx_weight from;       /* whole groups of 8 columns */
+    uint8_t *codes;
     float *off;                  /* [rows] */
 };
 
-/* arg-max of a head's logits, inputs rounded to bf16, from those of its copy: rows of the head whose logit may be the
- * largest by `off` are multiplied, the others are not read; on devices whose linear streams (few rows) their logits
- * have the bits that linear gives them. Every row has its copy's logit within off[row] |x| of its
- * own. prob is that of the copy's logits with the chosen row's own in the numerator. */
+/* arg-max of a head's logits, inputs rounded to bf16, by a copy: all logits of the copy, then those of the head's rows
+ * whose logit may be the largest by `off`, which have the bits that linear gives them. prob: softmax probability, of the
+ * copy's logits but for the numerator. Only for devices whose linears of few rows stream (capability 90 to 119). */
 struct qx_op_head_best {
     uint32_t n_rows;
-    struct qx_weight head;       /* BF16; whole groups of 8 columns */
+    struct qx_weight head;
+    const uint8_t *codes;        /* of head_copy, complete before what is enqueued with this */
+    const float *off;
     const float *x;              /* [n_rows, cols] */
-    const float *near;           /* [n_rows, rows]: the copy's logits */
-    const float *off;            /* of head_copy */
+    float *near;                 /* [n_rows, rows]: scratch */
     int32_t *id;                 /* [n_rows]; ties, NaN: as argmax */
     float *value, *prob;         /* both or NULL: [n_rows] */
     bool finite;                 /* as sampling: id -1 where the largest is NaN or +infinity */
     int32_t *told;               /* as in qx_op_sample */
-    float *scratch;              /* n_rows * min(rows / 32 + 8, 1024) floats */
+    float *scratch;              /* n_rows * min(rows / 8 + 16, 1280) floats */
 };
 
 /* Sampling (9): logits / temperature, top-k, top-p (smallest set reaching it, crossing token in),

@@ -416,9 +416,9 @@ static int issue(struct qx_model *m, const void *user, struct qx_error *err)
     }
     struct qx_pending pending = {0};
     QX_TRY(qx_graph_layers(m, &m->ctl.step, &pending, NULL, NULL, err));
-    QX_TRY(qx_graph_head(m, &m->mixer, l->n, m->b.x, &pending, NULL, l->n, m->head_copied ? &m->head_copy : &m->head,
-                         err));
-    if (m->head_copied) {
+    bool copy = qx_head_by_copy(m, l->n);
+    QX_TRY(qx_graph_head(m, &m->mixer, l->n, m->b.x, &pending, NULL, l->n, copy ? NULL : &m->head, err));
+    if (copy) {
         return qx_graph_best(m, l->n, false, NULL, err);
     }
     QX_RUN(m, sample, (&(struct qx_op_sample){.n_rows = l->n, .vocab = m->cfg->vocab_size, .logits = m->b.logits,

@@ -216,8 +216,8 @@ struct qx_model {
     void *draft_codes, *draft_scale; /* the copies */
     bool draft_fixed;           /* the caller said which: nothing is learned */
     bool head_copied;           /* head_copy.c */
-    struct qx_weight head_copy;
-    float *head_off;            /* [head.rows] bounds of the copy */
+    uint8_t *head_codes;
+    float *head_off;            /* [head.rows] */
     bool free_greedy;           /* steps that feed themselves choose by the copy */
     uint64_t free_at_open;      /* bytes the device had before anything was taken; 0 unknown */
     uint32_t gdn_chunk;         /* 0: recurrent everywhere, so that chunks change no bit */
@@ -273,11 +273,12 @@ uint32_t qx_draft_head_rows(const struct qx_model_opts *o, uint32_t vocab);
 uint64_t qx_draft_head_bytes(const struct qx_weight *head, uint32_t n);
 int qx_draft_head_init(struct qx_model *m, const struct qx_model_opts *o, struct qx_error *err);
 
-/* head_copy.c: bytes of a copy of the head, 0: of no use here; making it where the plan has it. Ids of the largest of n
- * rows' logits from those of the copy, which qx_graph_head left, into b.out_id: of drafts with values and probabilities,
- * else -1 where they are not finite. */
+/* head_copy.c: bytes of a copy of the head, 0: of no use here; making it where the plan has it. Whether the largest
+ * logits of n rows are found by it: then their ids go to b.out_id, from the rows in b.h; of drafts with values and
+ * probabilities, else -1 where they are not finite. */
 uint64_t qx_head_copy_bytes(const struct qx_model *m, const struct qx_device_info *info);
 int qx_head_copy_init(struct qx_model *m, struct qx_error *err);
+bool qx_head_by_copy(const struct qx_model *m, uint32_t n);
 int qx_graph_best(struct qx_model *m, uint32_t n, bool draft, int32_t *told, struct qx_error *err);
 
 /* state.c: buffers, caches and sequences. */
@@ -307,8 +308,8 @@ int qx_graph_hc(struct qx_model *m, const struct qx_hc_weights *w, uint32_t n_ro
 /* The pending write-back alone. */
 int qx_graph_flush(struct qx_model *m, uint32_t n_rows, float *x, struct qx_pending *pending,
                    struct qx_error *err);
-/* Final mixer and head for n_logits picked rows (pick NULL: the first
- * n_logits rows, x itself). */
+/* Final mixer, into b.h, and head for n_logits picked rows (pick NULL: the first
+ * n_logits rows, x itself); head NULL: the mixer alone. */
 int qx_graph_head(struct qx_model *m, const struct qx_hc_weights *mixer, uint32_t n_rows, float *x,
                   struct qx_pending *pending, const int32_t *pick, uint32_t n_logits,
                   const struct qx_weight *head, struct qx_error *err);

@@ -201,7 +201,7 @@ static int head_ops(struct qx_model *m, const struct step_plan *p, struct qx_err
     int rc = upload_ctl(m, &m->ctl, err);
     rc = rc ? rc : pick_rows(m, from, m->ctl.pick, p->n_logits, b->hx, err);
     rc = rc ? rc : qx_graph_head(m, p->kind == STEP_HEAD_MTP ? &m->mtp.mixer : &m->mixer, p->n_logits,
-                                 b->hx, &none, NULL, p->n_logits, p->greedy ? &m->head_copy : &m->head, err);
+                                 b->hx, &none, NULL, p->n_logits, p->greedy ? NULL : &m->head, err);
     return rc ? rc : choose(m, p, &m->ctl, err);
 }
 
@@ -219,8 +219,8 @@ static int draft_ops(struct qx_model *m, const struct qx_step *s, const struct q
         return rc ? rc : qx_graph_flush(m, n, x, &pending, err);
     }
     /* The whole head, or those of its rows that were chosen for drafts. */
-    bool copy = m->head_copied && !m->draft_map;
-    rc = qx_graph_head(m, &m->mtp.mixer, n, x, &pending, pick, n_logits, copy ? &m->head_copy : &m->draft_head, err);
+    bool copy = !m->draft_map && qx_head_by_copy(m, n_logits);
+    rc = qx_graph_head(m, &m->mtp.mixer, n, x, &pending, pick, n_logits, copy ? NULL : &m->draft_head, err);
     if (rc || copy) {
         return rc ? rc : qx_graph_best(m, n_logits, true, NULL, err);
     }
@@ -328,7 +328,7 @@ static int run_ops(struct qx_model *m, const struct step_plan *p, struct step_wa
         return rc ? rc : qx_graph_flush(m, p->n_rows, b->x, &pending, err);
     }
     rc = qx_graph_head(m, &m->mixer, p->n_rows, b->x, &pending, p->all_rows ? NULL : c->pick, p->n_logits,
-                       p->greedy ? &m->head_copy : &m->head, err);
+                       p->greedy ? NULL : &m->head, err);
     rc = rc ? rc : choose(m, p, c, err);
     return rc || !p->feed ? rc : feed_ops(m, p, err);
 }
@@ -410,7 +410,7 @@ int qx_exec_round_ops(struct qx_model *m, uint32_t k, enum qx_round_part part, b
 {
     bool all = part == QX_ROUND_ALL, chain = part != QX_ROUND_CHECK;
     struct step_plan p = {.kind = part == QX_ROUND_DRAFTS ? STEP_CHAIN : STEP_MAIN, .n_rows = k + 1, .n_logits = k + 1,
-                          .all_rows = true, .n_chain = chain, .n_drafts = chain ? k : 0, .feed = all, .greedy = m->head_copied,
+                          .all_rows = true, .n_chain = chain, .n_drafts = chain ? k : 0, .feed = all, .greedy = qx_head_by_copy(m, k + 1),
                           .again = !upload};
     int rc = run_ops(m, &p, NULL, err);
     return rc || part != QX_ROUND_DRAFTS ? rc : feed_ops(m, &p, err);
@@ -441,7 +441,7 @@ static struct step_plan make_plan(const struct qx_model *m, enum step_kind kind,
     struct step_plan p = {.kind = kind, .n_rows = n, .n_logits = w->n_logits, .all_rows = w->n_logits == n,
                           .prompt = w->prompt, .logits_to_host = w->logits_to_host && w->n_logits,
                           .penalties = kind != STEP_MTP && qx_want_penalties(w), .n_chain = w->n_chain};
-    p.greedy = kind != STEP_MTP && m->head_copied && w->n_logits && !p.penalties && !p.logits_to_host;
+    p.greedy = kind != STEP_MTP && qx_head_by_copy(m, w->n_logits) && !p.penalties && !p.logits_to_host;
     for (uint32_t i = 0; w->sampling && i < w->n_logits; ++i) {
         p.greedy = p.greedy && !(w->sampling[i].temperature > 0.0f);
     }

@@ -71,7 +71,7 @@ int qx_graph_head(struct qx_model *m, const struct qx_hc_weights *mixer, uint32_
         QX_RUN(m, pick, (&(struct qx_op_pick){.in = x, .index = pick, .n = n_logits,
                                               .width = c->hc_count * c->hidden_size, .out = from}), err);
     }
-    if ((rc = qx_graph_hc(m, mixer, n_logits, from, pending, m->b.h, NULL, err)) != 0) {
+    if ((rc = qx_graph_hc(m, mixer, n_logits, from, pending, m->b.h, NULL, err)) != 0 || !head) {
         return rc;
     }
     QX_RUN(m, linear, (&(struct qx_op_linear){.act_bf16 = m->act_bf16, .prompt = m->prompt,

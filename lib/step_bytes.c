@@ -53,7 +53,11 @@ void qx_step_bytes(const struct qx_model *m, uint32_t rows, uint64_t depth, doub
         }
     }
     by_op[QX_OP_hc] += hc_bytes(m, &m->mixer);
-    by_op[QX_OP_linear] += mat_bytes(m->head_copied ? &m->head_copy : &m->head);
+    if (qx_head_by_copy(m, rows)) {
+        by_op[QX_OP_head_best] = (double)QX_HEAD_COPY_BYTES(m->head.rows, m->head.cols);
+    } else {
+        by_op[QX_OP_linear] += mat_bytes(&m->head);
+    }
 }
 
 static double mat_mads(const struct qx_weight *w)
@@ -114,8 +118,12 @@ void qx_draft_bytes(const struct qx_model *m, double expert_bytes, double by_op[
     by_op[QX_OP_hc] = hc_bytes(m, &l->hc_attn) + hc_bytes(m, &l->hc_mlp) + hc_bytes(m, &m->mtp.mixer);
     by_op[QX_OP_linear] = mat_bytes(&m->mtp.fc_embedding) + mat_bytes(&m->mtp.fc_hidden) + mat_bytes(&l->qsa.q)
                           + mat_bytes(&l->qsa.k) + mat_bytes(&l->qsa.v) + mat_bytes(&l->qsa.index)
-                          + mat_bytes(&l->qsa.o)
-                          + mat_bytes(m->head_copied && !m->draft_map ? &m->head_copy : &m->draft_head);
+                          + mat_bytes(&l->qsa.o);
+    if (!m->draft_map && qx_head_by_copy(m, 1)) {
+        by_op[QX_OP_head_best] = (double)QX_HEAD_COPY_BYTES(m->head.rows, m->head.cols);
+    } else {
+        by_op[QX_OP_linear] += mat_bytes(&m->draft_head);
+    }
     by_op[QX_OP_moe_route] = mat_bytes(&l->moe.gate);
     by_op[QX_OP_moe] = m->cfg->n_experts_per_tok * expert_bytes + mat_bytes(&l->moe.s_gate) + mat_bytes(&l->moe.s_up)
                        + mat_bytes(&l->moe.s_down) + mat_bytes(&l->moe.s_gate_vec);
