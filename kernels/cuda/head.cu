@@ -105,9 +105,9 @@ extern "C" int qx_cuda_head_copy(struct qx_queue *q, const struct qx_op_head_cop
 
 /* ---- logits of the copy ----------------------------------------------------------------------- */
 
-#define HN_WARPS 8u
-#define HN_SLOTS 3u /* of a warp */
-#define HN_SEG 5u   /* chunks a slot */
+#define HN_WARPS 16u
+#define HN_SLOTS 2u /* of a warp */
+#define HN_SEG 4u   /* chunks a slot */
 
 struct hn_args {
     const uint8_t *codes;
@@ -130,11 +130,21 @@ __device__ __forceinline__ uint32_t hn_pair(uint32_t w, int shift)
     return r;
 }
 
-/* acc += a chunk at p times 128 activations of a row of input at x; less: -3/2 of their sums by 64. */
+/* d = c + a b. Rows 0 to 7 of A are words 0 and 2 of eight activations, rows 8 to 15 words 1 and 3; half of the result
+ * is of no use. */
+__device__ __forceinline__ void hn_mma(float (&d)[4], const uint4 &a, uint32_t b0, uint32_t b1, const float (&c)[4])
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+
+/* acc += a chunk at p times 128 activations of a row of input at x; less: -3/2 of their sums by 64, twice each, and two
+ * zeros. */
 __device__ __forceinline__ void hn_chunk(float (&acc)[2], uint32_t p, uint32_t x, uint32_t less, uint32_t lane)
 {
     const uint4 w = lds128(p + lane * 16);
-    const uint2 e = lds64(p + 512 + lane * 8), sums = lds64(less);
+    const uint2 e = lds64(p + 512 + lane * 8);
     const uint32_t scales = lds32(p + 768 + (lane & 3) * 4); /* of rows 2 q and 2 q + 1 */
     const uint32_t word[6] = {w.x, w.y, w.z, w.w, e.x, e.y};
     uint32_t b[16];
@@ -152,17 +162,16 @@ __device__ __forceinline__ void hn_chunk(float (&acc)[2], uint32_t p, uint32_t x
     const uint32_t s[2][2] = {{scales << 20, scales << 4}, {scales << 12, scales >> 4}}; /* [64 columns][row] */
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-        const float sum = __uint_as_float(j ? sums.y : sums.x);
-        float c[4] = {sum, sum, 0.0f, 0.0f};
-#pragma unroll
-        for (int i = 2 * j; i < 2 * j + 2; ++i) {
-            const uint4 f = lds128(x + i * 64);
-            mma_bf16(c, f.x, 0, f.y, 0, b[4 * i], b[4 * i + 1]);
-            mma_bf16(c, f.z, 0, f.w, 0, b[4 * i + 2], b[4 * i + 3]);
-        }
+        const uint4 l = lds128(less + j * 16), f = lds128(x + j * 128), h = lds128(x + j * 128 + 64);
+        const float c[4] = {__uint_as_float(l.x), __uint_as_float(l.y), __uint_as_float(l.z), __uint_as_float(l.w)};
+        float u[4], v[4];
+        hn_mma(u, f, b[8 * j], b[8 * j + 2], c);
+        hn_mma(v, f, b[8 * j + 1], b[8 * j + 3], c);
+        hn_mma(u, h, b[8 * j + 4], b[8 * j + 6], u);
+        hn_mma(v, h, b[8 * j + 5], b[8 * j + 7], v);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            acc[i] = fmaf(__uint_as_float((s[j][i] & 0x0ff00000u) | HB_BASE), c[i], acc[i]);
+            acc[i] = fmaf(__uint_as_float((s[j][i] & 0x0ff00000u) | HB_BASE), u[i] + v[2 + i], acc[i]);
         }
     }
 }
@@ -170,7 +179,7 @@ __device__ __forceinline__ void hn_chunk(float (&acc)[2], uint32_t p, uint32_t x
 /* All logits of the copy, for up to eight rows of input: a block a multiprocessor, a tile a warp, each warp with a ring
  * of its own that it fills itself. At the end, for every row of input, the head's own logit of the block's best row: the
  * largest cannot be below it; and the square of the input's length. */
-__global__ void __maxnreg__(112) head_near(const __grid_constant__ hn_args a)
+__global__ void __maxnreg__(72) head_near(const __grid_constant__ hn_args a)
 {
     extern __shared__ __align__(128) uint8_t smem[];
     __shared__ uint64_t bars[HN_WARPS * HN_SLOTS];
@@ -243,12 +252,13 @@ __global__ void __maxnreg__(112) head_near(const __grid_constant__ hn_args a)
         s += __shfl_xor_sync(0xffffffffu, s, 2);
         s += __shfl_xor_sync(0xffffffffu, s, 4);
         if (in && (e & 7) == 0) {
-            sts_f32(less + (t * eights + e) / 2, -1.5f * s);
+            const uint32_t l = __float_as_uint(-1.5f * s);
+            sts128(less + (t * eights + e) * 2, make_uint4(l, l, 0, 0));
         }
     }
     hn_sync();
     const uint32_t tok = g < a.n ? g : a.n - 1;
-    const uint32_t x = xs + tok * a.pitch + q * 16, sums = less + tok * eights / 2;
+    const uint32_t x = xs + tok * a.pitch + q * 16, sums = less + tok * eights * 2;
     best b = {0, 0xffffffffu};
     uint32_t slot = 0, phase = 0;
 #pragma unroll 1
@@ -261,12 +271,12 @@ __global__ void __maxnreg__(112) head_near(const __grid_constant__ hn_args a)
             if (n == HN_SEG) {
 #pragma unroll
                 for (uint32_t i = 0; i < HN_SEG; ++i) {
-                    hn_chunk(acc, p + i * HB_CHUNK, x + (c + i) * 256, sums + (c + i) * 8, lane);
+                    hn_chunk(acc, p + i * HB_CHUNK, x + (c + i) * 256, sums + (c + i) * 32, lane);
                 }
             } else {
 #pragma unroll 1
                 for (uint32_t i = 0; i < n; ++i) {
-                    hn_chunk(acc, p + i * HB_CHUNK, x + (c + i) * 256, sums + (c + i) * 8, lane);
+                    hn_chunk(acc, p + i * HB_CHUNK, x + (c + i) * 256, sums + (c + i) * 32, lane);
                 }
             }
             c += n;
@@ -571,7 +581,7 @@ extern "C" int qx_cuda_head_best(struct qx_queue *q, const struct qx_op_head_bes
         a.n = o->n_rows - m < HB_TOK ? o->n_rows - m : HB_TOK;
         a.n_chunks = n_chunks;
         a.pitch = n_chunks * 256 + 64;
-        const uint32_t smem = HN_WARPS * HN_SLOTS * HN_SEG * HB_CHUNK + a.n * (a.pitch + n_chunks * 8);
+        const uint32_t smem = HN_WARPS * HN_SLOTS * HN_SEG * HB_CHUNK + a.n * (a.pitch + n_chunks * 32);
         const int r = launch_alone(q, "head_best", 1, head_near, dim3(streams), HN_WARPS * 32, smem, a);
         if (r) {
             return r;
