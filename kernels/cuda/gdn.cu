@@ -40,7 +40,7 @@ template <int TAPS> struct gdn_smem {
     uint32_t begin[GDN_SETS + 1];             /* first entries of the sets of q and k, and their end */
     uint32_t n_runs, sets, n, single;         /* of the batch; single: its runs have one row */
     uint32_t replace[GDN_SETS], pad[2];
-    struct { int32_t row, len, slot, pad; } run[GDN_WINDOW];
+    struct { int32_t row, len, slot, to; } run[GDN_WINDOW]; /* slots of the first row */
     uint64_t got[2];                          /* batch: barrier for the other half's sums */
     float ring[1];                            /* slots of S, each thread's own 16 bytes every 4 KiB */
 };
@@ -157,7 +157,7 @@ __device__ __forceinline__ void gdn_window(const gdn_args &a, gdn_smem<TAPS> &s,
         const uint32_t r = r0 + lane;
         const bool in = r < n_rows && !(skip >> lane & 1);
         const int32_t first = in ? __ldcg(a.step.first + r) : -1, pos = in ? __ldcg(a.step.pos + r) : -1;
-        const int32_t slot = in ? __ldcg(a.step.state_in + r) : -1;
+        const int32_t slot = in ? __ldcg(a.step.state_in + r) : -1, to = in ? __ldcg(a.step.state_out + r) : -1;
         uint32_t u = 0;
         for (uint32_t b = __ballot_sync(0xffffffffu, first == (int32_t)r && pos >= 0); b; b &= b - 1, ++u) {
             const uint32_t l = __ffs(b) - 1, row = r0 + l;
@@ -176,6 +176,7 @@ __device__ __forceinline__ void gdn_window(const gdn_args &a, gdn_smem<TAPS> &s,
                 s.run[u].row = (int32_t)row;
                 s.run[u].len = (int32_t)len;
                 s.run[u].slot = slot;
+                s.run[u].to = to;
             }
         }
         if (lane == 0) {
@@ -227,7 +228,7 @@ __device__ __forceinline__ void gdn_window(const gdn_args &a, gdn_smem<TAPS> &s,
                 e.t = (int32_t)(single ? 0 : t0 + lane);
                 e.row = s.run[u].row + e.t;
                 e.slot = s.run[u].slot;
-                e.to = __ldcg(a.step.state_out + e.row);
+                e.to = e.t == 0 ? s.run[u].to : __ldcg(a.step.state_out + e.row);
                 e.head = (single ? j : i) - u * V;
                 e.q = single ? set : lane;
             }
@@ -246,10 +247,9 @@ __device__ __forceinline__ void gdn_window(const gdn_args &a, gdn_smem<TAPS> &s,
         /* q and k by turns, then v of two entries a warp; the last warp has the gates as well */
         const uint32_t n_qk = 2 * (single ? sets : n), n_tasks = n_qk + (n + 1) / 2, what = warp & 1;
         const bool gate = warp == 7 && lane < n;
-        float a_log = 0.0f, dt = 0.0f, z[2];
-        if (gate) {
-            a_log = __ldg(a.a_log + s.entry[lane].head);
-            dt = __ldg(a.dt_bias + s.entry[lane].head);
+        if (gate) { /* to registers here they would be spilled, which waits for them */
+            prefetch_l2(a.a_log + s.entry[lane].head);
+            prefetch_l2(a.dt_bias + s.entry[lane].head);
         }
         const bool first = !waited;
         if (first) {
@@ -272,21 +272,10 @@ __device__ __forceinline__ void gdn_window(const gdn_args &a, gdn_smem<TAPS> &s,
                            qk ? 2 * GDN_D : GDN_V);
             waited = true;
         }
-        const auto load_z = [&]() {
-#pragma unroll
-            for (uint32_t y = 0; y < 2; ++y) {
-                const uint32_t t = tid / GDN_V + 4 * y;
-                z[y] = t < n ? __ldcg(a.in + (uint64_t)s.entry[t].row * a.in_stride + a.channels + s.entry[t].head * GDN_D +
-                                      half * GDN_V + tid % GDN_V) : 0.0f;
-            }
-        };
-        if (!a.done) {
-            load_z();
-        }
         if (gate) {
             const gdn_entry &e = s.entry[lane];
             const float *p = a.in + (uint64_t)e.row * a.in_stride + a.channels + V * GDN_D + e.head;
-            const float gb = __ldcg(p), ga = __ldcg(p + V);
+            const float gb = __ldcg(p), ga = __ldcg(p + V), a_log = __ldg(a.a_log + e.head), dt = __ldg(a.dt_bias + e.head);
             s.gb[lane][0] = expf(-expf(a_log) * softplus_f(ga + dt));
             s.gb[lane][1] = sigmoid_f(gb);
         }
@@ -406,9 +395,17 @@ __device__ __forceinline__ void gdn_window(const gdn_args &a, gdn_smem<TAPS> &s,
                 }
             }
         }
-        if (a.done) { /* the gate, which comes late */
-            pdl_wait();
-            load_z();
+        /* for the output: asked for where S leaves registers free, there when the other half's sums are */
+        const float norm = __ldg(a.norm + half * GDN_V + tid % GDN_V);
+        if (a.done) {
+            pdl_wait(); /* for the gate */
+        }
+        float z[2];
+#pragma unroll
+        for (uint32_t y = 0; y < 2; ++y) {
+            const uint32_t t = tid / GDN_V + 4 * y;
+            z[y] = t < n ? __ldcg(a.in + (uint64_t)s.entry[t].row * a.in_stride + a.channels + s.entry[t].head * GDN_D +
+                                  half * GDN_V + tid % GDN_V) : 0.0f;
         }
         if (!ends) { /* until the run's next batch */
 #pragma unroll
@@ -435,7 +432,7 @@ __device__ __forceinline__ void gdn_window(const gdn_args &a, gdn_smem<TAPS> &s,
                                 (s.sq[round & 1][1][0][t] + s.sq[round & 1][1][1][t]);
                 const float f = rsqrtf(q * (1.0f / GDN_D) + a.eps);
                 a.out[((uint64_t)s.entry[t].row * V + s.entry[t].head) * GDN_D + half * GDN_V + c] =
-                    s.os[t][c] * f * __ldg(a.norm + half * GDN_V + c) * __fdividef(1.0f, 1.0f + __expf(-z[e]));
+                    s.os[t][c] * f * norm * __fdividef(1.0f, 1.0f + __expf(-z[e]));
             }
         }
         for (uint32_t d = 0; d < sets; ++d) {
@@ -480,6 +477,9 @@ template <int TAPS> __global__ void __maxnreg__(112) gdn_core(const __grid_const
         if (__ldcg(a.n_short) == 0) {
             return;
         }
+    }
+    if (threadIdx.x < GDN_V / 32) {
+        prefetch_l2(a.norm + (blockIdx.x & 1) * GDN_V + threadIdx.x * 32);
     }
     if (threadIdx.x == 0) {
         bar_init(&s.got[0], 1);

@@ -110,7 +110,7 @@ __global__ void __maxnreg__(B == 4 ? 96 : 64) hc_stream(const __grid_constant__ 
     extern __shared__ __align__(128) uint8_t smem[];
     __shared__ uint64_t bars[4]; /* weights of down, of up; the other block's rows of inputs, of inner values */
     __shared__ float4 sums[2][B][3]; /* of a warp each */
-    __shared__ uint32_t number;             /* of this launch */
+    __shared__ uint4 before;                /* x: the number of the launch before */
     __shared__ float norm_up[8 * HC_WARPS]; /* of the block's rows of up */
     pdl_next();
     const uint32_t tid = threadIdx.x, lane = tid & 31, g = lane >> 2, q = lane & 3;
@@ -167,6 +167,10 @@ __global__ void __maxnreg__(B == 4 ? 96 : 64) hc_stream(const __grid_constant__ 
         }
     }
     pdl_wait();
+    if (tid == 0) { /* by a register, its warp would wait for it before it asks for what is behind */
+        copy16(&before, a.number);
+    }
+    copy_commit();
 #pragma unroll
     for (uint32_t h = 0; h < HC_QUADS; ++h) {
         norm[h].x += 1.0f, norm[h].y += 1.0f, norm[h].z += 1.0f, norm[h].w += 1.0f;
@@ -222,9 +226,6 @@ __global__ void __maxnreg__(B == 4 ? 96 : 64) hc_stream(const __grid_constant__ 
                     }
                 }
             }
-            if (tid == 0 && m0 == 0 && t0 == t_begin) {
-                number = __ldcg(a.number) + 1;
-            }
 #pragma unroll
             for (int j = 0; j < B; ++j) {
                 float s[HC_QUADS];
@@ -239,6 +240,7 @@ __global__ void __maxnreg__(B == 4 ? 96 : 64) hc_stream(const __grid_constant__ 
                     ((float *)sums[turn][j])[warp] = all;
                 }
             }
+            copy_wait<0>();
             __syncthreads();
             if (shares && !met) {
                 cluster_wait();
@@ -263,7 +265,7 @@ __global__ void __maxnreg__(B == 4 ? 96 : 64) hc_stream(const __grid_constant__ 
                         }
                     }
                     if (posts_r && tid == 0) {
-                        word_post(a.words + ((m0 + t) * HC_C + c) * HC_WORDS_ROW + HC_RANK + HC_C, r, number);
+                        word_post(a.words + ((m0 + t) * HC_C + c) * HC_WORDS_ROW + HC_RANK + HC_C, r, before.x + 1);
                     }
                 }
             }
@@ -311,11 +313,12 @@ __global__ void __maxnreg__(B == 4 ? 96 : 64) hc_stream(const __grid_constant__ 
             for (uint32_t w = 1; w < HC_WARPS; ++w) {
                 s[0] += s[w];
             }
-            word_post(a.words + ((m0 + t) * HC_C + c) * HC_WORDS_ROW + row0 + r, s[0], number);
+            word_post(a.words + ((m0 + t) * HC_C + c) * HC_WORDS_ROW + row0 + r, s[0], before.x + 1);
         }
     }
 
     /* ---- up and mix ---- */
+    const uint32_t number = before.x + 1;
 #pragma unroll 1
     for (uint32_t m0 = 0; m0 < n_rows && !of_inject; m0 += HC_GROUP) {
         const uint32_t n_tok = ONE ? 1 : n_rows - m0 < HC_GROUP ? n_rows - m0 : HC_GROUP;
@@ -390,7 +393,6 @@ __global__ void __maxnreg__(B == 4 ? 96 : 64) hc_stream(const __grid_constant__ 
                 }
             }
         }
-        copy_wait<0>();
         __syncthreads();
         if (PAIR) {
             bar_wait(bars + 3, m0 / HC_GROUP & 1);
