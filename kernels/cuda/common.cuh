@@ -47,6 +47,7 @@ struct qx_queue {
     unsigned *tickets;      /* QX_N_TICKETS zeros */
     uint64_t *words, *route_words; /* what blocks of a kernel tell each other */
     unsigned *numbers;      /* of launches: [0] mixers, [1 + row] routers */
+    uint64_t mixer_at;      /* n_launches right after a mixer */
     uint64_t n_launches;
     struct {
         uint64_t at;        /* n_launches right after a router that lets others start only after its wait */

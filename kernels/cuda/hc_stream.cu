@@ -496,7 +496,7 @@ int hc_streamed(struct qx_queue *q, const struct qx_op_hc *o, bool *done)
         a.m = o->m + (uint64_t)r * HC_HIDDEN;
         a.inj_out = inject ? o->inj_out + r * HC_C : nullptr;
         const uint32_t n = a.n_rows, pair = n > 1 ? 2 : 1;
-        const int e = launch_alone(q, "hc", pair,
+        const int e = launch_alone(q, "hc", false, pair,
                                    n == 1   ? hc_stream<1, false>
                                    : n == 2 ? hc_stream<1, true>
                                    : n <= 4 ? hc_stream<2, true>
@@ -506,5 +506,6 @@ int hc_streamed(struct qx_queue *q, const struct qx_op_hc *o, bool *done)
             return e;
         }
     }
+    q->mixer_at = q->n_launches;
     return 0;
 }

@@ -582,7 +582,7 @@ extern "C" int qx_cuda_head_best(struct qx_queue *q, const struct qx_op_head_bes
         a.n_chunks = n_chunks;
         a.pitch = n_chunks * 256 + 64;
         const uint32_t smem = HN_WARPS * HN_SLOTS * HN_SEG * HB_CHUNK + a.n * (a.pitch + n_chunks * 32);
-        const int r = launch_alone(q, "head_best", 1, head_near, dim3(streams), HN_WARPS * 32, smem, a);
+        const int r = launch_alone(q, "head_best", true, 1, head_near, dim3(streams), HN_WARPS * 32, smem, a);
         if (r) {
             return r;
         }

@@ -15,6 +15,7 @@ struct lin_stream {
     uint32_t n_rows, n_weights, k;
     uint32_t group, n_groups; /* rows of input a block; groups side by side, so that L2 has what one of them read */
     uint32_t slot_bytes, n_slots, x_pitch16, lead;
+    uint32_t pause;   /* nanoseconds from a block's start to its first copy */
     uint32_t pending; /* products of four rows whose warps' sums are added up together */
     uint32_t late;    /* matrices from this on come behind the others; a block counts itself in `done` between them */
     unsigned *done;
@@ -84,6 +85,13 @@ __device__ __forceinline__ void late_sync()
     asm volatile("bar.sync 2, %0;" ::"n"(LIN_WARPS * 32 + 32) : "memory");
 }
 
+__device__ __forceinline__ uint64_t now_ns()
+{
+    uint64_t t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    return t;
+}
+
 /* What the consumers of a block share. */
 struct lin_block {
     lin_ring ring;
@@ -108,11 +116,7 @@ __device__ __forceinline__ void lin_matrix(const lin_stream &a, uint32_t j, uint
         for (uint32_t s = 0, at = 0; s < n_seg; ++s, at += seg) {
             bar_wait(b.ring.full + b.ring.slot * 8, b.ring.phase);
             lin_slot<F>(acc, w, b.ring.base + b.ring.slot * a.slot_bytes, row, at, bytes - at < seg ? bytes - at : seg,
-                        at_lane, warp, lane);
-            __syncwarp();
-            if (lane == 0) {
-                bar_arrive(b.ring.full + (b.ring.slot + LIN_MAX_SLOTS) * 8);
-            }
+                        at_lane, b.ring.full + (b.ring.slot + LIN_MAX_SLOTS) * 8, warp, lane);
             b.ring.next(a.n_slots);
         }
         const uint32_t red = b.red + b.buf * (a.pending * LIN_WARPS * part);
@@ -276,6 +280,11 @@ __global__ void __maxnreg__(SHAPE == LIN_W32 ? 168 : SHAPE == LIN_W16 ? 128 : F 
         if (left <= lead) {
             pdl_next();
         }
+        if (!SPREAD && a.pause) {
+            for (const uint64_t t = now_ns(); now_ns() - t < a.pause;) {
+                __nanosleep(100);
+            }
+        }
 #pragma unroll 1
         for (uint32_t j = 0; j < a.n_weights; ++j) {
             if (share[j].x < share[j].y) {
@@ -322,6 +331,7 @@ __global__ void __maxnreg__(SHAPE == LIN_W32 ? 168 : SHAPE == LIN_W16 ? 128 : F 
 #define LIN_PAIRS 4u             /* rows of input from which blocks stage them in pairs */
 #define LIN_GROUPS 4u            /* groups of rows of input side by side */
 #define LIN_LEAD 3u              /* slots left to ask for when the next op may start */
+#define LIN_PAUSE 2500u          /* behind a mixer, whose small loads else queue behind what is asked for here */
 #define LIN_RING (88u << 10)
 #define LIN_RING_MIN (56u << 10)
 
@@ -346,15 +356,21 @@ static bool make_lin_w(const struct qx_weight &w, bool wide, uint32_t seg_max, s
     return true;
 }
 
-/* Even, since slots may be eight rows: the more, the less often warps wait for one another. */
+/* The most fours of rows whose sums wait: the more, the less often warps wait for one another. */
 static uint32_t lin_pending(uint32_t n_tok)
 {
     return n_tok == 1 ? 32 : n_tok == 2 ? 16 : n_tok <= 8 ? 8 : n_tok <= 16 ? 4 : 2;
 }
-/* Shared memory beside the ring: activations and, twice, the warps' sums that wait. */
+/* Shared memory of as many sums, which have two places in turn. */
+static uint32_t lin_sum_bytes(uint32_t fours, uint32_t n_tok)
+{
+    return 2 * fours * LIN_WARPS * n_tok * 16;
+}
+/* Activations and the fewest sums: of E4M3 codes, whose slots may be eight rows, those of two slots. */
 template <int F> static uint32_t lin_fixed_bytes(uint32_t k, uint32_t n_tok)
 {
-    return lin_x_bytes(k, F, n_tok) + 2 * lin_pending(n_tok) * LIN_WARPS * n_tok * 16;
+    const uint32_t most = lin_pending(n_tok), few = F == TF_BF16 ? 2 : 4;
+    return lin_x_bytes(k, F, n_tok) + lin_sum_bytes(n_tok <= 8 ? few : most, n_tok);
 }
 
 /* The matrices in `which`, all of format F. late: those of them that come behind the others. */
@@ -409,24 +425,30 @@ static int linear_streamed(struct qx_queue *q, const struct qx_op_linear *o, uns
     if (total[0] + 3ull * a.share > UINT32_MAX || total[1] + 3ull * a.share_late > UINT32_MAX) {
         return qx_queue_refuse(q, "linear", "matrices of 64 GiB");
     }
-    const uint32_t fixed = lin_fixed_bytes<F>(a.k, a.group);
-    uint32_t ring = fixed + LIN_RING_MIN <= ALONE_SHARED_LEFT ? ALONE_SHARED_LEFT - fixed : LIN_SHARED_MAX - fixed;
-    ring = ring > LIN_RING ? LIN_RING : ring;
-    a.n_slots = ring / a.slot_bytes;
+    /* What neighbours leave, with the sums in what the slots leave of it; or what is best for it alone. */
+    const uint32_t x_bytes = lin_x_bytes(a.k, F, a.group), fixed = lin_fixed_bytes<F>(a.k, a.group);
+    const uint32_t whole = x_bytes + lin_sum_bytes(lin_pending(a.group), a.group);
+    const bool beside = fixed + LIN_RING_MIN <= ALONE_SHARED_LEFT;
+    const uint32_t alone = whole + LIN_RING < LIN_SHARED_MAX ? whole + LIN_RING : LIN_SHARED_MAX;
+    const uint32_t most = beside ? ALONE_SHARED_LEFT : alone;
+    a.n_slots = (most - (beside ? fixed : whole)) / a.slot_bytes;
     a.n_slots = a.n_slots > LIN_MAX_SLOTS ? LIN_MAX_SLOTS : a.n_slots;
     if (a.n_slots == 0) {
         return qx_queue_refuse(q, "linear", "a row of input is too long for shared memory");
     }
-    const uint32_t smem = a.n_slots * a.slot_bytes + fixed;
+    const uint32_t fours = slot_rows / 4, left = most - x_bytes - a.n_slots * a.slot_bytes;
+    a.pending = left / lin_sum_bytes(fours, a.group) * fours;
+    a.pending = a.pending < lin_pending(a.group) ? a.pending : lin_pending(a.group);
+    const uint32_t smem = x_bytes + a.n_slots * a.slot_bytes + lin_sum_bytes(a.pending, a.group);
     a.lead = LIN_LEAD;
-    a.pending = lin_pending(a.group);
+    a.pause = F == TF_BF16 && q->mixer_at == q->n_launches ? LIN_PAUSE : 0;
     const dim3 grid((unsigned)q->n_sm, waves);
     const unsigned threads = LIN_WARPS * 32 + (late ? 64 : 32);
     q->late.y = late ? o->y : NULL;
     q->late.at = q->n_launches + 1;
     q->late.blocks = grid.x;
     const auto start = [&](auto kernel) {
-        return launch_alone(q, "linear", in, kernel, grid, threads, smem, a);
+        return launch_alone(q, "linear", F == TF_BF16, in, kernel, grid, threads, smem, a);
     };
     if (wide) {
         return a.group <= 16 ? start(linear_stream<F, LIN_W16, true>) : start(linear_stream<F, LIN_W32, true>);

@@ -419,6 +419,15 @@ __device__ __forceinline__ void lin_bytes(float (&acc)[2][4], uint32_t &bad, con
     }
 }
 
+/* The warp needs the slot no more. empty: its barrier. */
+__device__ __forceinline__ void lin_release(uint32_t empty, uint32_t lane)
+{
+    __syncwarp();
+    if (lane == 0) {
+        bar_arrive(empty);
+    }
+}
+
 /* N pieces or units of a slot that are whole; without branches, so that one fills the other's waits. H: sums. */
 template <int F, int SHAPE, int N, int H>
 __device__ __forceinline__ void lin_batch(float (&acc)[H][2][4], uint32_t &bad, const stream_w &w, uint32_t c,
@@ -437,16 +446,18 @@ __device__ __forceinline__ void lin_batch(float (&acc)[H][2][4], uint32_t &bad, 
     }
 }
 
-/* acc += the warp's share of a slot: n bytes of each row from byte `at` of the rows on. */
+/* acc += the warp's share of a slot: n bytes of each row from byte `at` of the rows on; the slot is given back. */
 template <int F>
 __device__ __forceinline__ void lin_slot(lin_eights &acc, const stream_w &w, uint32_t slot, uint32_t row, uint32_t at,
-                                         uint32_t n, const lin_lane<F, LIN_EIGHTS> &l, uint32_t warp, uint32_t lane)
+                                         uint32_t n, const lin_lane<F, LIN_EIGHTS> &l, uint32_t empty, uint32_t warp,
+                                         uint32_t lane)
 {
     constexpr uint32_t SU = lin_unit_scale<F>::N / 2;
     constexpr int STEP = LIN_WARPS * 64;
     uint32_t c = slot + l.c, sc = slot + l.sc, x = l.x + at * 2, j = at / 64 + warp;
     if (n == 5 * STEP) {
         lin_batch<F, LIN_EIGHTS, 5>(acc.c, acc.bad, w, c, sc, x, row, j);
+        lin_release(empty, lane);
         return;
     }
     int left = (int)n - (int)(warp * 64); /* bytes from the warp's next piece on */
@@ -461,12 +472,35 @@ __device__ __forceinline__ void lin_slot(lin_eights &acc, const stream_w &w, uin
             lin_bytes<F, 2>(acc.c[1], acc.bad, w, r, x + 2 * STEP, row, (j + LIN_WARPS) / 2);
         }
     }
+    lin_release(empty, lane);
+}
+
+/* N units of BF16 that are all the warp has of a slot: once they are in registers it gives the slot back. */
+template <int N>
+__device__ __forceinline__ void lin_plain(lin_narrow<1> &acc, uint32_t c, uint32_t x, uint32_t empty, uint32_t lane)
+{
+    constexpr uint32_t J = lin_fmt<TF_BF16>::J, XB = lin_fmt<TF_BF16>::XH * 32;
+    uint4 v[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        v[i] = lds128(c + i * (128 * LIN_WARPS));
+    }
+    lin_release(empty, lane);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        const uint32_t p[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
+#pragma unroll
+        for (uint32_t k = 0; k < J; ++k) {
+            const uint4 a = lds128(x + i * (LIN_WARPS * XB) + k * 64);
+            mma_bf16(acc.c[0][k & 1], a.x, a.y, a.z, a.w, p[2 * k], p[2 * k + 1]);
+        }
+    }
 }
 
 template <int F, int T>
 __device__ __forceinline__ void lin_slot(lin_narrow<T> &acc, const stream_w &w, uint32_t slot, uint32_t row,
-                                         uint32_t at, uint32_t n, const lin_lane<F, LIN_FOURS> &l, uint32_t warp,
-                                         uint32_t lane)
+                                         uint32_t at, uint32_t n, const lin_lane<F, LIN_FOURS> &l, uint32_t empty,
+                                         uint32_t warp, uint32_t lane)
 {
     constexpr uint32_t XB = lin_fmt<F>::XH * 32 /* bytes of activations a unit */, SU = lin_unit_scale<F>::N;
     constexpr uint32_t S = LIN_WARPS;
@@ -485,34 +519,35 @@ __device__ __forceinline__ void lin_slot(lin_narrow<T> &acc, const stream_w &w, 
             lin_get<F>(r, c, sc, u * 128 + p * 64 + q * 16 < n);
             lin_bytes<F, 4>(acc.c[0], acc.bad[0], w, r, x, row, at / 128 + u);
         }
-        return;
-    }
-    lin_regs<F> a;
-    if (F == TF_BF16) {
+    } else {
+        if constexpr (F == TF_BF16) {
+            if (n == 6 * 128 * S) {
+                lin_plain<6>(acc, c, x, empty, lane);
+                return;
+            }
+            if (n == 5 * 128 * S) {
+                lin_plain<5>(acc, c, x, empty, lane);
+                return;
+            }
+        }
+        lin_regs<F> a;
 #pragma unroll 1
-        for (; u + S < full; u += 2 * S, c += 256 * S, x += 2 * S * XB) {
-            lin_regs<F> b;
-            lin_load(a, w, c, 0, x, p, q);
-            lin_load(b, w, c + 128 * S, 0, x + S * XB, p, q);
+        for (; u < full; u += S, c += 128 * S, x += S * XB, sc += S * SU) {
+            lin_load(a, w, c, sc, x, p, q);
             lin_unit<F>(acc, a);
-            lin_unit<F>(acc, b);
         }
-    }
-#pragma unroll 1
-    for (; u < full; u += S, c += 128 * S, x += S * XB, sc += S * SU) {
-        lin_load(a, w, c, sc, x, p, q);
-        lin_unit<F>(acc, a);
-    }
-    if ((n & 127) && u == full) {
-        const bool in = p * 64 + q * 16 < (n & 127);
-        lin_load(a, w, c, sc, x, p, q);
+        if ((n & 127) && u == full) {
+            const bool in = p * 64 + q * 16 < (n & 127);
+            lin_load(a, w, c, sc, x, p, q);
 #pragma unroll
-        for (int t = 0; t < lin_tiles<F>::N; ++t) {
-            a.v[t] = in ? a.v[t] : make_uint4(0, 0, 0, 0);
-            a.scale[t] = in ? a.scale[t] : 0;
+            for (int t = 0; t < lin_tiles<F>::N; ++t) {
+                a.v[t] = in ? a.v[t] : make_uint4(0, 0, 0, 0);
+                a.scale[t] = in ? a.scale[t] : 0;
+            }
+            lin_unit<F>(acc, a);
         }
-        lin_unit<F>(acc, a);
     }
+    lin_release(empty, lane);
 }
 
 /* A warp's result: [rows of activations][4 rows of the matrix]; `step` bytes from one four rows to the next. */
@@ -596,8 +631,8 @@ template <int F, int NM> struct lin_lane_wide {
 
 template <int F, int NM>
 __device__ __forceinline__ void lin_slot(lin_wide<NM> &acc, const stream_w &w, uint32_t slot, uint32_t row,
-                                         uint32_t at, uint32_t n, const lin_lane_wide<F, NM> &l, uint32_t warp,
-                                         uint32_t lane)
+                                         uint32_t at, uint32_t n, const lin_lane_wide<F, NM> &l, uint32_t empty,
+                                         uint32_t warp, uint32_t lane)
 {
     const lin_x &xs = l.xs;
     constexpr uint32_t XB = lin_fmt<F>::XH * 32, SU = lin_unit_scale<F>::N / 2, W = LIN_WARPS;
@@ -622,6 +657,7 @@ __device__ __forceinline__ void lin_slot(lin_wide<NM> &acc, const stream_w &w, u
             }
         }
     }
+    lin_release(empty, lane);
 }
 
 template <int NM>

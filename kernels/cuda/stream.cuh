@@ -12,21 +12,21 @@
  * this one has ended. Blocks of one kernel must not share a multiprocessor, which the hardware prefers while
  * others are busy with an earlier kernel: so each takes more than half of the shared memory or of the registers
  * (blocks get idle warps for that, which stay until the op before has ended, since a warp that exits gives its
- * registers back). By shared memory, unless the kernel launched right before does so: two that follow one another
- * differ. */
+ * registers back). Two that follow one another differ; where the kernel launched right before is none of them, it is
+ * as `registers` says. */
 __host__ inline bool can_stream(const struct qx_queue *q)
 {
     return q->capability >= 90 && q->capability < 120; /* bulk copies, and 227 KiB of shared memory */
 }
 #define ALONE_SHARED (116u << 10)
-#define ALONE_SHARED_LEFT (109u << 10) /* what a block by registers may have */
+#define ALONE_SHARED_LEFT 111360u /* what a block by registers may have, beside the recurrence too */
 #define ALONE_REGISTERS 32768u
 
 template <class... P, class... A>
-static int launch_alone(struct qx_queue *q, const char *name, unsigned cluster, void (*kernel)(P...), dim3 grid,
-                        unsigned threads, uint32_t smem, A... args)
+static int launch_alone(struct qx_queue *q, const char *name, bool registers, unsigned cluster, void (*kernel)(P...),
+                        dim3 grid, unsigned threads, uint32_t smem, A... args)
 {
-    q->by_registers = q->alone_at && q->alone_at == q->n_launches && !q->by_registers;
+    q->by_registers = q->alone_at && q->alone_at == q->n_launches ? !q->by_registers : registers;
     q->alone_at = q->n_launches + 1;
     if (smem > ALONE_SHARED_LEFT) {
         q->by_registers = false;
