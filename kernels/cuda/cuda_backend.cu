@@ -213,7 +213,10 @@ static int cu_queue_create(struct qx_backend *be, struct qx_queue **out, struct 
     if (e == cudaSuccess) {
         q->route_words = q->words + QX_HC_WORDS;
         q->numbers = (unsigned *)(q->route_words + QX_ROUTE_WORDS);
-        q->late_done = (unsigned *)(q->route_words + QX_ROUTE_WORDS + QX_N_NUMBERS);
+        q->attend_words = q->route_words + QX_ROUTE_WORDS + QX_N_NUMBERS;
+        q->score_words = q->attend_words + QX_ATTEND_WORDS;
+        q->pick_words = q->score_words + QX_SCORE_WORDS;
+        q->late_done = (unsigned *)(q->pick_words + QX_PICK_WORDS);
         e = cudaMemsetAsync(q->words, 0, QX_N_WORDS * sizeof(uint64_t), q->stream);
     }
     if (e == cudaSuccess) {

@@ -203,6 +203,152 @@ __global__ void __launch_bounds__(128) qsa_prepare(const __grid_constant__ prep_
     }
 }
 
+/* The same for the released sizes (heads of 256, index heads of 128, pairs 32 apart, four keys a block, bf16 caches) in
+ * little code: it comes from device memory, where weights are queued. */
+enum { PR_D = 256, PR_ID = 128, PR_RATIO = 4 };
+
+/* Not by ld.global.nc, which the assembler puts behind pdl_wait. */
+template <class T> __device__ __forceinline__ T prep_load(const T *p)
+{
+    static_assert(sizeof(T) == 4, "");
+    uint32_t v;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return *(const T *)&v;
+}
+
+__device__ __forceinline__ float prep_round(float x)
+{
+    return bf16_lo(pack_bf16(x, 0.0f));
+}
+__device__ __forceinline__ void prep_put(uint16_t *p, float x)
+{
+    *p = (uint16_t)pack_bf16(x, 0.0f);
+}
+
+__global__ void __launch_bounds__(128) qsa_prepare_sized(const __grid_constant__ prep_args a)
+{
+    pdl_next();
+    const uint32_t r = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    const uint32_t k0 = a.n_heads, v0 = k0 + a.n_kv, i0 = v0 + a.n_kv, x0 = i0 + a.i_heads;
+    const uint32_t task = blockIdx.y * 4 + warp;
+    const int32_t pos = prep_load(a.step.pos + r), seq = prep_load(a.step.seq + r), first = prep_load(a.step.first + r);
+    const bool index = task >= i0, key = task == x0, plain = task >= v0 && !index; /* values have no norm */
+    const bool cached = task >= k0 && (!index || key);
+    const float freq = prep_load(a.rope.freq + lane);
+    const float *norm = task < k0 ? a.qn : task < v0 ? a.kn : task < x0 ? a.iqn : a.ikn;
+    const uint32_t in_at = task < k0 ? task * 2 * PR_D
+                           : index   ? (2 * a.n_heads + 2 * a.n_kv) * PR_D + (task - i0) * PR_ID
+                                     : a.n_heads * 2 * PR_D + (task - k0) * PR_D;
+    const float *in = a.in + (uint64_t)r * a.stride + in_at + lane;
+    float w[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+        w[k] = plain || (k >= 4 && index) ? 0.0f : prep_load(norm + lane + 32 * k);
+    }
+    if (pos < 0 || task > x0) {
+        pdl_wait();
+        return;
+    }
+    int32_t page = 0;
+    if (cached) {
+        page = prep_load(a.kv.page_table + (uint64_t)seq * a.kv.max_pages + (uint32_t)pos / a.kv.page_tokens);
+    }
+    /* Of a block that ends here the raw keys before this row's: of earlier steps here (embed_rows says why they may be
+     * read), of this step behind the wait. A block lies in one page. */
+    const bool ends = ((uint32_t)pos + 1) % PR_RATIO == 0;
+    const uint32_t n_old = r - (uint32_t)first < PR_RATIO - 1 ? PR_RATIO - 1 - (r - (uint32_t)first) : 0;
+    const uint64_t place = (uint64_t)page * a.kv.page_tokens + (uint32_t)pos % a.kv.page_tokens;
+    uint16_t *raw = (uint16_t *)a.kv.raw + place * PR_ID + lane;
+    uint16_t old[3][4] = {};
+    if (key && ends) {
+#pragma unroll
+        for (int j = 0; j < 3; ++j) {
+            if (j < (int)n_old) {
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    old[j][k] = __ldcg(raw + (j - (PR_RATIO - 1)) * PR_ID + 32 * k);
+                }
+            }
+        }
+    }
+    float2 rot;
+    /* the index key is turned for its block's first position */
+    sincosf((float)(key ? pos + 1 - PR_RATIO : pos) * freq, &rot.y, &rot.x);
+    rot.x *= a.rope.scale;
+    rot.y *= a.rope.scale;
+    pdl_wait();
+    float v[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+        v[k] = k >= 4 && index ? 0.0f : __ldcg(in + 32 * k);
+    }
+    if (key) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            prep_put(raw + 32 * k, v[k]);
+        }
+        if (!ends) {
+            return;
+        }
+        float sum[4] = {};
+#pragma unroll
+        for (int j = 0; j < 3; ++j) { /* of this step's rows from their projections, rounded as the cache rounds them */
+            if (j >= (int)n_old) {
+                const float *p = in - (uint64_t)(PR_RATIO - 1 - j) * a.stride;
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    sum[k] += prep_round(__ldcg(p + 32 * k));
+                }
+            } else {
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    sum[k] += bf16_f(old[j][k]);
+                }
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            v[k] = (sum[k] + prep_round(v[k])) * (1.0f / PR_RATIO);
+        }
+    }
+    if (!plain) {
+        float s = 0.0f;
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+            s = fmaf(v[k], v[k], s);
+        }
+        const float f = rsqrtf(warp_sum(s) * (index ? 1.0f / PR_ID : 1.0f / PR_D) + a.eps);
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+            v[k] = v[k] * f * (1.0f + w[k]);
+        }
+        const float x = v[0], y = v[1];
+        v[0] = x * rot.x - y * rot.y;
+        v[1] = y * rot.x + x * rot.y;
+    }
+    if (cached) {
+        uint16_t *to = (uint16_t *)(task < v0 ? a.kv.k : task < i0 ? a.kv.v : a.kv.pooled) + lane +
+                       (key         ? place / PR_RATIO * PR_ID
+                        : task < v0 ? (place * a.n_kv + (task - k0)) * PR_D
+                                    : (place * a.n_kv + (task - v0)) * PR_D);
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+            if (k < 4 || !index) {
+                prep_put(to + 32 * k, v[k]);
+            }
+        }
+    } else {
+        float *to = lane + (index ? a.iq + ((uint64_t)r * a.i_heads + (task - i0)) * PR_ID
+                                  : a.q + ((uint64_t)r * a.n_heads + task) * PR_D);
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+            if (k < 4 || !index) {
+                to[32 * k] = v[k];
+            }
+        }
+    }
+}
+
 extern "C" int qx_cuda_qsa_prepare(struct qx_queue *q, const struct qx_op_qsa_prepare *o)
 {
     if (o->head_dim > QSA_MAX_DIM || o->i_dim > QSA_MAX_DIM || o->rope.rotary_dim > o->i_dim) {
@@ -212,6 +358,9 @@ extern "C" int qx_cuda_qsa_prepare(struct qx_queue *q, const struct qx_op_qsa_pr
                    o->in,    o->in_stride, o->q_norm,   o->k_norm,   o->iq_norm, o->ik_norm, o->eps,
                    o->rope,  o->kv,      o->q,          o->iq};
     const uint32_t tasks = o->n_heads + 2 * o->n_kv_heads + o->i_heads + 1;
+    if (o->head_dim == PR_D && o->i_dim == PR_ID && o->rope.rotary_dim == 64 && o->ratio == PR_RATIO && o->kv.bf16) {
+        return launch(q, "qsa_prepare", qsa_prepare_sized, dim3(o->step->n_rows, (tasks + 3) / 4), dim3(128), 0, a);
+    }
     return launch(q, "qsa_prepare", qsa_prepare, dim3(o->step->n_rows, (tasks + 3) / 4), dim3(128), 0, a);
 }
 
@@ -521,7 +670,7 @@ extern "C" int qx_cuda_qsa_attend(struct qx_queue *q, const struct qx_op_qsa_att
         return attend_prompt(q, a);
     }
     if (attend_few_fits(q, o)) {
-        return attend_few(q, a);
+        return attend_few(q, o, a);
     }
     switch (o->n_heads / o->n_kv_heads) {
     case 1: return attend<1>(q, a, o->step->n_rows);

@@ -38,7 +38,12 @@ struct sel_args {
     float *scores;
     int32_t *block, *n_block;
     unsigned *tickets;
-    bool near; /* few rows: a cluster has all of a row */
+    uint32_t row0;
+    uint64_t *words;    /* few rows: of scores */
+    unsigned *launches; /* [row of the launch] with these words */
+    uint64_t *picks;    /* words of the picks, [row][QX_PICK_BLOCKS]; or NULL */
+    unsigned *number;   /* [row] of launches with these */
+    uint32_t place;
 };
 
 /* A block's score of the indexer (6.2) in all of eight lanes that each have a part of every head's product. */
@@ -177,7 +182,11 @@ struct att_args {
     float *o;
     uint32_t row0;
     float *part; /* [row of the launch, kv head, chunk, group, ATT_D + 2] */
-    bool deep;   /* few rows: two tiles a warp in shared memory */
+    uint64_t *words;  /* few rows: what blocks tell each other, and [0] launches, [1] blocks that are done */
+    unsigned *number;
+    const uint64_t *picks; /* words of the selection right before; or NULL */
+    const unsigned *pick_number;
+    uint32_t place;
 };
 
 /* Number of attended positions of row r, and the index-th of them. */
@@ -196,6 +205,6 @@ int attend_prompt(struct qx_queue *q, const att_args &a);
 bool select_few_fits(const struct qx_queue *q, const struct qx_op_qsa_select *o);
 int select_few(struct qx_queue *q, const struct qx_op_qsa_select *o);
 bool attend_few_fits(const struct qx_queue *q, const struct qx_op_qsa_attend *o);
-int attend_few(struct qx_queue *q, const att_args &a);
+int attend_few(struct qx_queue *q, const struct qx_op_qsa_attend *o, const att_args &a);
 
 #endif

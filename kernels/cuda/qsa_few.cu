@@ -1,13 +1,12 @@
 /* qsa_few.cu: sparse attention for the few rows of decoding: many blocks a row, each a fixed part of it, so that
  * a row's bits do not depend on the others.
  *
- * Selection: scores by eight lanes a pooled key; where there can be no more than 4,096 keys they go to the memory of a
- * cluster's first block, else to global memory, where the last block to finish finds them; one block makes the cut.
- * Attention (bf16 caches, rounded queries): a cluster of eight blocks a row and key head, its warps by turns tiles of
- * 16 positions on tensor cores, sums in registers; warps and then blocks are merged through shared memory. Blocks of
- * many rows fit a multiprocessor by twos: of blocks with one to themselves a device of 132 holds 15 such clusters, and
- * eight rows have 16. Numbers of the step and pages are read before the wait (embed stands between them and whatever
- * wrote them). */
+ * Selection: scores by eight lanes a pooled key, which go as words (common.cuh) to the row's first block; that one
+ * makes the cut and leaves the picks as words too, for attention if that comes next. Attention (bf16 caches, rounded
+ * queries): 32 positions a block on tensor cores; blocks of a row and key head send each other their sums as words.
+ * Where attention reads the picks as words it does not wait for the selection's end: the selection has waited for all
+ * that came before it. Numbers of the step and pages, and pooled keys of earlier steps, are read before the wait (embed
+ * stands between them and whatever wrote them). */
 #include "mma.cuh"
 #include "qsa.cuh"
 #include <stddef.h>
@@ -16,107 +15,112 @@
 
 enum {
     FS_T = 1024,
-    FS_KEYS = FS_T / 8,              /* a block and turn */
-    FS_CL = 8,                       /* blocks a cluster */
-    FS_NEAR = FS_CL * FS_KEYS * 4,   /* pooled keys that one cluster takes at most */
+    FS_NEAR = 4 * FS_T,              /* keys for which small blocks are many enough */
     FS_MAX = 33,
-    FS_BINS = 2048
+    FS_BINS = 2048,
+    FS_SCAN = FS_BINS / 8            /* threads that count bins */
 };
+static_assert(FS_T * FS_MAX * QX_ATTEND_ROWS == QX_SCORE_WORDS, "");
 
 struct cut_smem {
-    uint32_t hist[FS_BINS];
-    uint32_t sums[32];
-    uint32_t lo, hi, bin, left, count;
+    alignas(16) uint32_t hist[FS_BINS];
+    uint32_t low[32], sums[32];
+    uint32_t hi, bin, left, count;
 };
 
-/* Sum over the threads before this one. */
-__device__ __forceinline__ uint32_t sum_before(uint32_t v, uint32_t *sums)
-{
-    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-    uint32_t s = v;
-#pragma unroll
-    for (int i = 1; i < 32; i <<= 1) {
-        const uint32_t o = __shfl_up_sync(0xffffffffu, s, i);
-        s += lane >= (uint32_t)i ? o : 0;
-    }
-    if (lane == 31) {
-        sums[warp] = s;
-    }
-    __syncthreads();
-    uint32_t w = lane < warp ? sums[lane] : 0;
-#pragma unroll
-    for (int i = 16; i; i >>= 1) {
-        w += __shfl_xor_sync(0xffffffffu, w, i);
-    }
-    return w + s - v;
-}
-
-/* The k largest of n <= 33792 scores, ties to the lower number, ascending. All threads of one block. keys: the
+/* The k largest of n <= 33792 scores, ties to the lower number, ascending; with `words` also as those, of this tag. By
+ * a block's first eight warps where they are few, since what it costs are barriers and steps of all warps. keys: the
  * scores' bits but for signs (they are >= 0 or NaN, so bits order them), zeros up to a multiple of 1,024. Loops are
  * not unrolled far: this code comes from device memory, as the weights of a token push it out of L2, and its size is
  * what it costs. */
-__device__ __forceinline__ void cut_blocks(cut_smem &s, const uint32_t *keys, uint32_t n, uint32_t k, int32_t *out)
+__device__ __forceinline__ void cut_blocks(cut_smem &s, const uint32_t *keys, uint32_t n, uint32_t k, int32_t *out,
+                                           uint64_t *words, uint32_t tag)
 {
     const uint32_t tid = threadIdx.x, lane = tid & 31, warp = tid / 32;
-    const uint32_t per = ((n + 1023) / 1024) * 32, base = warp * per + lane; /* a warp has `per` in a row */
-    const uint32_t J = per / 32;
+    const uint32_t T = n <= FS_NEAR || blockDim.x < FS_T ? FS_SCAN : FS_T;
+    if (tid >= T) {
+        return;
+    }
+    const auto sync = [=]() { asm volatile("bar.sync 1, %0;" ::"r"(T) : "memory"); };
+    const uint32_t J = (n + T - 1) / T, base = warp * J * 32 + lane; /* a warp has 32 J in a row */
     uint32_t lo = 0xffffffffu, hi = 0;
     const uint32_t *key = keys + base; /* the thread's j-th: key[32 j] */
-#pragma unroll 1
+#pragma unroll 2
     for (uint32_t j = 0; j < J; ++j) {
         const uint32_t v = key[j * 32];
         lo = v && v < lo ? v : lo; /* 0 is the score zero, and what is past the end, which never counts */
         hi = v > hi ? v : hi;
     }
-    if (tid == 0) {
-        s.lo = 0xffffffffu;
-        s.hi = 0;
-    }
-    __syncthreads();
     lo = __reduce_min_sync(0xffffffffu, lo);
     hi = __reduce_max_sync(0xffffffffu, hi);
     if (lane == 0) {
-        atomicMin(&s.lo, lo);
-        atomicMax(&s.hi, hi);
+        s.low[warp] = lo;
+        s.sums[warp] = hi;
     }
-    __syncthreads();
-    lo = s.lo;
-    hi = s.hi;
+    sync();
+    lo = __reduce_min_sync(0xffffffffu, lane < T / 32 ? s.low[lane] : 0xffffffffu);
+    hi = __reduce_max_sync(0xffffffffu, lane < T / 32 ? s.sums[lane] : 0);
     /* bins of 2^shift keys from lo; bin 0 of the first pass holds the zeros, which need no count */
     uint32_t cut = 0, left = k, shift = 0, range = hi >= lo ? hi - lo : 0;
     bool done = hi == 0;
+    if (done) {
+        sync(); /* the sums are read */
+    }
     while (!done) {
         shift = range >> 11 ? 32 - __clz(range >> 11) : 0;
-        s.hist[tid] = 0;
-        s.hist[tid + FS_T] = 0;
-        __syncthreads();
-#pragma unroll 1
+        for (uint32_t i = tid; i < FS_BINS / 4; i += T) {
+            ((uint4 *)s.hist)[i] = make_uint4(0, 0, 0, 0);
+        }
+        if (tid == 0) {
+            s.bin = 0xffffffffu;
+        }
+        sync();
+#pragma unroll 2
         for (uint32_t j = 0; j < J; ++j) {
             const uint32_t v = key[j * 32];
             if (v >= lo && v - lo <= range) {
                 atomicAdd(&s.hist[(v - lo) >> shift], 1u);
             }
         }
-        __syncthreads();
-        /* thread t has bins 2047 - 2 t and 2046 - 2 t: counts from the top */
-        const uint32_t h0 = s.hist[2047 - 2 * tid], h1 = s.hist[2046 - 2 * tid];
-        if (tid == 0) {
-            s.bin = 0xffffffffu;
+        sync();
+        /* thread t of the first ones has bins 2047 - 8 t .. 2040 - 8 t: counts from the top */
+        uint32_t h[8], sum = 0, upto = 0;
+        if (tid < FS_SCAN) {
+            const uint4 x = *(const uint4 *)&s.hist[FS_BINS - 4 - 8 * tid],
+                        y = *(const uint4 *)&s.hist[FS_BINS - 8 - 8 * tid];
+            h[0] = x.w, h[1] = x.z, h[2] = x.y, h[3] = x.x;
+            h[4] = y.w, h[5] = y.z, h[6] = y.y, h[7] = y.x;
+#pragma unroll
+            for (int e = 0; e < 8; ++e) {
+                sum += h[e];
+            }
+            upto = sum;
+#pragma unroll
+            for (int i = 1; i < 32; i <<= 1) {
+                const uint32_t o = __shfl_up_sync(0xffffffffu, upto, i);
+                upto += lane >= (uint32_t)i ? o : 0;
+            }
+            if (lane == 31) {
+                s.sums[warp] = upto;
+            }
         }
-        const uint32_t above = sum_before(h0 + h1, s.sums);
-        if (above < left && above + h0 >= left) {
-            s.bin = 2047 - 2 * tid;
-            s.left = left - above;
-            s.count = h0;
-        } else if (above + h0 < left && above + h0 + h1 >= left) {
-            s.bin = 2046 - 2 * tid;
-            s.left = left - above - h0;
-            s.count = h1;
+        sync();
+        if (tid < FS_SCAN) {
+            uint32_t above = __reduce_add_sync(0xffffffffu, lane < warp ? s.sums[lane] : 0) + upto - sum;
+#pragma unroll
+            for (int e = 0; e < 8; ++e) {
+                if (above < left && above + h[e] >= left) {
+                    s.bin = FS_BINS - 1 - 8 * tid - e;
+                    s.left = left - above;
+                    s.count = h[e];
+                }
+                above += h[e];
+            }
+            if (tid == FS_SCAN - 1) {
+                s.hi = above;
+            }
         }
-        if (tid == FS_T - 1) {
-            s.hi = above + h0 + h1;
-        }
-        __syncthreads();
+        sync();
         if (s.bin == 0xffffffffu) { /* fewer above zero than wanted: zeros fill up */
             left -= s.hi;
             cut = 0;
@@ -134,10 +138,10 @@ __device__ __forceinline__ void cut_blocks(cut_smem &s, const uint32_t *keys, ui
             }
             range = (1u << shift) - 1;
         }
-        __syncthreads();
+        sync();
     }
     uint32_t gt = 0, eq = 0;
-#pragma unroll 1
+#pragma unroll 2
     for (uint32_t j = 0; j < J; ++j) {
         gt += __popc(__ballot_sync(0xffffffffu, key[j * 32] > cut));
         eq += __popc(__ballot_sync(0xffffffffu, key[j * 32] == cut && base + j * 32 < n));
@@ -145,92 +149,137 @@ __device__ __forceinline__ void cut_blocks(cut_smem &s, const uint32_t *keys, ui
     if (lane == 0) {
         s.sums[warp] = gt << 16 | eq;
     }
-    __syncthreads();
+    sync();
     uint32_t g = lane < warp ? s.sums[lane] : 0, e = g & 0xffffu;
     g >>= 16;
     g = __reduce_add_sync(0xffffffffu, g);
     e = __reduce_add_sync(0xffffffffu, e);
     const uint32_t below = (1u << lane) - 1;
-#pragma unroll 1
+#pragma unroll 2
     for (uint32_t j = 0; j < J; ++j) {
         const bool is_gt = key[j * 32] > cut, is_eq = key[j * 32] == cut && base + j * 32 < n;
         const uint32_t gm = __ballot_sync(0xffffffffu, is_gt), em = __ballot_sync(0xffffffffu, is_eq);
         const uint32_t e_at = e + __popc(em & below);
         if (is_gt || (is_eq && e_at < left)) {
-            out[g + __popc(gm & below) + (e_at < left ? e_at : left)] = (int32_t)(base + j * 32);
+            const uint32_t at = g + __popc(gm & below) + (e_at < left ? e_at : left);
+            if (words) {
+                word_post(words + at, __uint_as_float(base + j * 32), tag);
+            }
+            out[at] = (int32_t)(base + j * 32);
         }
         g += __popc(gm);
         e += __popc(em);
     }
 }
 
+template <class T> __device__ __forceinline__ T few_load(const T *p)
+{
+    static_assert(sizeof(T) == 4, "");
+    uint32_t v;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return (T)v;
+}
+
+/* Before what comes next. */
+__device__ __forceinline__ uint4 few_load16(const void *p)
+{
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+
+/* The first block of a row makes the cut, the others score. */
 __global__ void __launch_bounds__(FS_T) qsa_select_few(const __grid_constant__ sel_args a)
 {
     __shared__ __align__(16) float iq[4 * 128];
     __shared__ cut_smem cut;
-    __shared__ uint64_t full;
-    __shared__ bool last;
     extern __shared__ uint32_t keys[];
+    const uint32_t r = a.row0 + blockIdx.y, tid = threadIdx.x, l = tid & 7, T = blockDim.x;
+    const bool cuts = blockIdx.x == 0;
+    uint32_t tag = 0;
+    if (a.picks && cuts) { /* before attention, which reads the number at once, may start */
+        if (tid == 0) {
+            cut.count = atomicAdd(a.number + r, 1u) + 1;
+        }
+        __syncthreads();
+        tag = cut.count << 7 | a.place;
+    }
     pdl_next();
-    const uint32_t r = blockIdx.y, tid = threadIdx.x, l = tid & 7;
-    const int32_t pos = __ldcg(a.step.pos + r), seq = __ldcg(a.step.seq + r);
-    const uint32_t nb = pos < 0 ? 0 : ((uint32_t)pos + 1) / a.ratio, per_page = a.kv.page_tokens / a.ratio;
-    if (nb <= a.budget) {
+    const int32_t pos = few_load(a.step.pos + r), seq = few_load(a.step.seq + r), first = few_load(a.step.first + r);
+    const uint32_t nb = pos < 0 ? 0 : ((uint32_t)pos + 1) / a.ratio;
+    uint64_t *words = a.words + (uint64_t)blockIdx.y * (FS_T * FS_MAX);
+    if (cuts) {
+        int32_t *out = a.block + (uint64_t)r * a.budget;
         pdl_wait();
-        if (blockIdx.x == 0) {
-            for (uint32_t i = tid; i < nb; i += FS_T) {
-                a.block[(uint64_t)r * a.budget + i] = (int32_t)i;
+        if (nb <= a.budget) {
+            for (uint32_t i = tid; i < nb; i += T) {
+                out[i] = (int32_t)i;
             }
             if (tid == 0) {
                 a.n_block[r] = (int32_t)nb;
             }
+            return;
         }
+        const uint32_t number = __ldcg(a.launches + blockIdx.y) + 1, padded = (nb + FS_T - 1) / FS_T * FS_T;
+        for (uint32_t i0 = tid; i0 < padded; i0 += 4 * T) {
+            uint64_t w[4];
+            bool late;
+            do {
+                late = false;
+#pragma unroll
+                for (uint32_t e = 0; e < 4; ++e) {
+                    w[e] = i0 + e * T < nb ? word_read(words + i0 + e * T) : (uint64_t)number << 32;
+                    late |= (uint32_t)(w[e] >> 32) != number;
+                }
+            } while (late);
+#pragma unroll
+            for (uint32_t e = 0; e < 4; ++e) {
+                if (i0 + e * T < padded) {
+                    keys[i0 + e * T] = (uint32_t)w[e] & 0x7fffffffu;
+                }
+            }
+        }
+        __syncthreads();
+        if (tid == 0) { /* every block has read it, whose words are here */
+            a.launches[blockIdx.y] = number;
+            a.n_block[r] = (int32_t)a.budget;
+        }
+        cut_blocks(cut, keys, nb, a.budget, out, a.picks ? a.picks + r * QX_PICK_BLOCKS : NULL, tag);
         return;
     }
-    const uint32_t first = blockIdx.x * FS_KEYS + tid / 8, step = gridDim.x * FS_KEYS;
-    int32_t page = first < nb ? __ldcg(a.kv.page_table + (uint64_t)seq * a.kv.max_pages + first / per_page) : 0;
-    const uint16_t *pooled = (const uint16_t *)a.kv.pooled;
-    if (first < nb && (l & 3) == 0) {
-        prefetch_l2(pooled + ((uint64_t)page * per_page + first % per_page) * 128 + l * 16);
+    const uint32_t per_page = a.kv.page_tokens / a.ratio, step = (gridDim.x - 1) * (T / 8);
+    const uint32_t b0 = (blockIdx.x - 1) * (T / 8), own = b0 + tid / 8;
+    const uint16_t *pooled = (const uint16_t *)a.kv.pooled + l * 8;
+    const int32_t *table = a.kv.page_table + (uint64_t)seq * a.kv.max_pages;
+    if (nb <= a.budget || b0 >= nb) {
+        return;
     }
-    if (a.near) {
-        if (blockIdx.x == 0) {
-            if (tid == 0) {
-                bar_init(&full, 1);
-                bar_init_done();
-                bar_expect(&full, nb * 4);
-            }
-            if (nb + tid < (nb + FS_T - 1) / FS_T * FS_T) {
-                keys[nb + tid] = 0;
-            }
-        }
-        cluster_arrive_relaxed();
-        cluster_wait();
+    uint4 k[2] = {};
+    const uint4 *p = (const uint4 *)pooled;
+    if (own < nb) {
+        p = (const uint4 *)(pooled + ((uint64_t)few_load(table + own / per_page) * per_page + own % per_page) * 128);
+        k[0] = few_load16(p);
+        k[1] = few_load16(p + 8);
     }
     pdl_wait();
-    if (blockIdx.x * FS_KEYS >= nb) {
-        return;
-    }
+    const uint32_t number = __ldcg(a.launches + blockIdx.y) + 1;
     if (tid < 128) {
         ((float4 *)iq)[tid] = __ldcg((const float4 *)(a.iq + (uint64_t)r * 512) + tid);
     }
-    float *score = a.scores + (uint64_t)r * a.max_blocks;
-    const uint32_t to = a.near ? cluster_addr(keys, 0) : 0, bar = a.near ? cluster_addr(&full, 0) : 0;
-    bool synced = false;
-    for (uint32_t b0 = 0; blockIdx.x * FS_KEYS + b0 < nb; b0 += step) {
-        const uint32_t b = first + b0;
-        uint4 k[2] = {};
-        if (b < nb) {
-            if (b0) {
-                page = __ldcg(a.kv.page_table + (uint64_t)seq * a.kv.max_pages + b / per_page);
-            }
-            const uint4 *p = (const uint4 *)(pooled + ((uint64_t)page * per_page + b % per_page) * 128) + l;
+    if (own < nb && (own + 1) * a.ratio > (uint32_t)pos - (r - (uint32_t)first)) { /* of this step */
+        k[0] = __ldcg(p);
+        k[1] = __ldcg(p + 8);
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t b = own; b - own + b0 < nb; b += step) {
+        if (b != own && b < nb) {
+            p = (const uint4 *)(pooled + ((uint64_t)__ldcg(table + b / per_page) * per_page + b % per_page) * 128);
             k[0] = __ldcg(p);
             k[1] = __ldcg(p + 8);
-        }
-        if (!synced) {
-            __syncthreads();
-            synced = true;
         }
         float s[4] = {};
 #pragma unroll
@@ -247,53 +296,9 @@ __global__ void __launch_bounds__(FS_T) qsa_select_few(const __grid_constant__ s
         }
         const float sum = index_score(s);
         if (l == 0 && b < nb) {
-            if (a.near) {
-                send32(to + b * 4, __float_as_uint(sum) & 0x7fffffffu, bar);
-            } else {
-                score[b] = sum;
-            }
+            word_post(words + b, sum, number);
         }
     }
-    if (a.near) {
-        if (blockIdx.x) {
-            return;
-        }
-        bar_wait(&full, 0);
-        if (tid == 0) {
-            a.n_block[r] = (int32_t)a.budget;
-        }
-    } else {
-        __threadfence();
-        __syncthreads();
-        if (tid == 0) {
-            const uint32_t need = (nb + FS_KEYS - 1) / FS_KEYS, active = need < gridDim.x ? need : gridDim.x;
-            last = atomicAdd(a.tickets + r, 1u) == active - 1;
-            if (last) {
-                a.tickets[r] = 0;
-                a.n_block[r] = (int32_t)a.budget;
-            }
-        }
-        __syncthreads();
-        if (!last) {
-            return;
-        }
-        __threadfence();
-        for (uint32_t i0 = tid; i0 < (nb + FS_T - 1) / FS_T * FS_T; i0 += 4 * FS_T) {
-            float x[4];
-#pragma unroll
-            for (uint32_t e = 0; e < 4; ++e) {
-                x[e] = i0 + e * FS_T < nb ? __ldcg(score + i0 + e * FS_T) : 0.0f;
-            }
-#pragma unroll
-            for (uint32_t e = 0; e < 4; ++e) {
-                if (i0 + e * FS_T < (nb + FS_T - 1) / FS_T * FS_T) {
-                    keys[i0 + e * FS_T] = __float_as_uint(x[e]) & 0x7fffffffu;
-                }
-            }
-        }
-        __syncthreads();
-    }
-    cut_blocks(cut, keys, nb, a.budget, a.block + (uint64_t)r * a.budget);
 }
 
 static uint32_t select_few_bytes(const struct qx_op_qsa_select *o)
@@ -311,325 +316,483 @@ bool select_few_fits(const struct qx_queue *q, const struct qx_op_qsa_select *o)
 int select_few(struct qx_queue *q, const struct qx_op_qsa_select *o)
 {
     sel_args a = {*o->step, o->i_heads, o->i_dim, o->ratio,   o->budget_blocks, o->max_blocks, o->iq, o->kv,
-                  o->scores, o->block,  o->n_block, q->tickets, o->max_blocks <= FS_NEAR};
-    const uint32_t n = o->step->n_rows, need = (o->max_blocks + FS_KEYS - 1) / FS_KEYS;
-    if (a.near) {
-        return launch_cluster(q, "qsa_select", qsa_select_few, dim3(FS_CL, n), dim3(FS_T), select_few_bytes(o), FS_CL,
-                              a);
+                  o->scores, o->block,  o->n_block, q->tickets};
+    const uint32_t n = o->step->n_rows, T = o->max_blocks <= FS_NEAR ? FS_SCAN : FS_T;
+    const uint32_t need = (o->max_blocks * 8 + T - 1) / T;
+    const uint32_t most = n == 1 ? (uint32_t)q->n_sm - 1 : n <= 4 ? 64 : n <= 16 ? 16 * (FS_T / T) : 8 * (FS_T / T);
+    a.words = q->score_words;
+    a.launches = q->numbers + QX_N_NUMBERS - 2 - QX_ATTEND_ROWS;
+    if (n <= QX_ATTEND_ROWS && a.budget <= QX_PICK_BLOCKS && a.ratio == 4) {
+        a.place = q->picked.place = (q->picked.place + 1) % QX_PICK_PLACES;
+        a.picks = q->pick_words + a.place * (QX_ATTEND_ROWS * QX_PICK_BLOCKS);
+        a.number = (unsigned *)(q->pick_words + QX_PICK_PLACES * QX_ATTEND_ROWS * QX_PICK_BLOCKS) +
+                   a.place * QX_ATTEND_ROWS;
     }
-    const uint32_t most = n == 1 ? (uint32_t)q->n_sm : n <= 4 ? 64 : n <= 16 ? 16 : 8;
-    return launch(q, "qsa_select", qsa_select_few, dim3(need < most ? need : most, n), dim3(FS_T), select_few_bytes(o),
-                  a);
+    int r = 0;
+    for (a.row0 = 0; a.row0 < n && !r; a.row0 += QX_ATTEND_ROWS) {
+        const uint32_t rows = n - a.row0 < QX_ATTEND_ROWS ? n - a.row0 : QX_ATTEND_ROWS;
+        r = launch(q, "qsa_select", qsa_select_few, dim3(1 + (need < most ? need : most), rows), dim3(T),
+                   select_few_bytes(o), a);
+    }
+    q->picked.at = a.picks && !r ? q->n_launches : 0;
+    q->picked.n_rows = n;
+    q->picked.block = o->block;
+    return r;
 }
 
 /* ---- attention ------------------------------------------------------------------------------ */
 
 enum {
-    FA_CL = 8,                       /* blocks a cluster */
-    FA_WARPS = 4,
-    FA_T = FA_WARPS * 32,
-    FA_POS = 16,                     /* positions a tile */
-    FA_TURN = FA_CL * FA_WARPS,      /* tiles a turn of all warps of the cluster */
-    FA_P = 264,                      /* elements from row to row in shared memory */
-    FA_PAGES = 768,
-    FA_HEADS = 16
+    FA_T = 128,
+    FA_POS = 32,                     /* positions a block: two tiles */
+    FA_BLOCKS = FA_POS / 4,
+    FA_CHUNKS = 72,                  /* of positions a row and key head at most */
+    FA_HEADS = 16,
+    FA_Q = 288,                      /* elements from query to query: half a turn of the banks more than a row */
+    FA_PAGES = 1088,
+    FA_PACKET = 6,                   /* words of 16 bytes: largest exponent, sum, 16 dimensions of a head */
+    FA_HEAD_WORDS = ATT_D / 16 * FA_PACKET,
+    FA_READ = 10                     /* words a thread has on their way */
 };
-static_assert(FA_HEADS * (ATT_D / 4) / FA_CL <= FA_T, "a thread has at most one float4 of the merge");
 
-union few_tile {
-    uint16_t in[2][FA_POS][FA_P]; /* keys, values */
-    float o[FA_HEADS][FA_P];      /* head, dimension: the warp's sums, and in that of warp 0 then the block's */
-};
 struct few_smem {
-    uint16_t q[FA_HEADS][FA_P];
-    float m[FA_WARPS + 1][FA_HEADS], l[FA_WARPS + 1][FA_HEADS]; /* largest exponent, sum; last: of the block */
+    uint16_t q[FA_HEADS][FA_Q];
+    float4 part[2][2][2][32]; /* scores by half of the dimensions, tile, half of the tile */
+    uint2 at[FA_BLOCKS];      /* a block's first row in the caches, its last that counts */
     int32_t pages[FA_PAGES];
-    few_tile t[1]; /* a warp each, and a second one where the launch has room for it */
+    union {
+        uint4 v[2][4][FA_T]; /* a thread's values: of four positions each, eight dimensions */
+        uint4 words[1];      /* those posted, then those read */
+    };
 };
 
-/* A tile's part in the sums of a warp, m and l as exponents of two: its probabilities from its keys, then its values.
- * n: positions of the tile that count. */
-__device__ __forceinline__ void few_keys(const few_smem &s, const uint16_t (*k)[FA_P], uint32_t lane, uint32_t n,
-                                         float (&m)[2], float (&l)[2], float (&O)[32][4], uint32_t (&P)[4])
+/* Three values and the number of the launch. */
+__device__ __forceinline__ void word3_post(uint4 *p, const uint4 &v)
 {
-    const uint32_t q2 = (lane & 3) * 2, mi = lane / 8;
-    const uint32_t qa = smem_addr(&s.q[(mi & 1) * 8 + (lane & 7)][(mi >> 1) * 8]);
-    const uint32_t kb = smem_addr(&k[(mi >> 1) * 8 + (lane & 7)][(mi & 1) * 8]);
-    float S[2][2][4] = {};
-#pragma unroll
-    for (int kk = 0; kk < 16; ++kk) {
-        uint32_t a[4], b[4];
-        ldsm4(a, qa + kk * 32);
-        ldsm4(b, kb + kk * 32);
-        mma16(S[kk & 1][0], a, b[0], b[1]);
-        mma16(S[kk & 1][1], a, b[2], b[3]);
-    }
-    float p[2][4], top[2] = {m[0], m[1]};
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            const bool in = j * 8 + q2 + (e & 1) < n;
-            /* log2 e / 16 */
-            p[j][e] = in ? (S[0][j][e] + S[1][j][e]) * 0.09016844005556021f : -INFINITY;
-            top[e >> 1] = fmaxf(top[e >> 1], p[j][e]);
-        }
-    }
-    float f[2];
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-        top[e] = fmaxf(top[e], __shfl_xor_sync(0xffffffffu, top[e], 1));
-        top[e] = fmaxf(top[e], __shfl_xor_sync(0xffffffffu, top[e], 2));
-        f[e] = m[e] == top[e] ? 1.0f : exp2f(m[e] - top[e]);
-        m[e] = top[e];
-        l[e] *= f[e];
-    }
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            p[j][e] = exp2f(p[j][e] - top[e >> 1]);
-            l[e >> 1] += p[j][e];
-        }
-    }
-    if (__any_sync(0xffffffffu, f[0] != 1.0f || f[1] != 1.0f)) {
-#pragma unroll
-        for (int j = 0; j < 32; ++j) {
-            O[j][0] *= f[0], O[j][1] *= f[0];
-            O[j][2] *= f[1], O[j][3] *= f[1];
-        }
-    }
-    P[0] = pack_bf16(p[0][0], p[0][1]), P[1] = pack_bf16(p[0][2], p[0][3]);
-    P[2] = pack_bf16(p[1][0], p[1][1]), P[3] = pack_bf16(p[1][2], p[1][3]);
+    asm volatile("{\n.reg .b128 t;\n.reg .b64 lo, hi;\nmov.b64 lo, {%1, %2};\nmov.b64 hi, {%3, %4};\n"
+                 "mov.b128 t, {lo, hi};\nst.relaxed.gpu.global.b128 [%0], t;\n}" ::"l"(p),
+                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
 }
-__device__ __forceinline__ void few_values(const uint16_t (*v)[FA_P], uint32_t lane, const uint32_t (&P)[4],
-                                           float (&O)[32][4])
+__device__ __forceinline__ uint4 word3_read(const uint4 *p)
 {
-    const uint32_t mi = lane / 8, vb = smem_addr(&v[(mi & 1) * 8 + (lane & 7)][(mi >> 1) * 8]);
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-        uint32_t b[4];
-        ldsm4t(b, vb + j * 32);
-        mma16(O[2 * j], P, b[0], b[1]);
-        mma16(O[2 * j + 1], P, b[2], b[3]);
+    uint4 v;
+    asm volatile("{\n.reg .b128 t;\n.reg .b64 lo, hi;\nld.relaxed.gpu.global.b128 t, [%4];\n"
+                 "mov.b128 {lo, hi}, t;\nmov.b64 {%0, %1}, lo;\nmov.b64 {%2, %3}, hi;\n}"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+__device__ __forceinline__ uint32_t quarter_of(const uint4 &v, int j)
+{
+    return j == 0 ? v.x : j == 1 ? v.y : j == 2 ? v.z : v.w;
+}
+/* As 16 bits each: the j-th of x below the j-th of y. */
+__device__ __forceinline__ uint32_t pair_of(const uint4 &x, const uint4 &y, int j)
+{
+    return __byte_perm(quarter_of(x, j / 2), quarter_of(y, j / 2), j & 1 ? 0x7632 : 0x5410);
+}
+/* By one thread of every block, once the block has read the launch's number and waited. */
+__device__ __forceinline__ void few_done(const att_args &a)
+{
+    if (atomicAdd(a.number + 1, 1u) == gridDim.x * gridDim.y * gridDim.z - 1) {
+        a.number[1] = 0;
+        a.number[0] = __ldcg(a.number) + 1;
     }
 }
 
-/* The oldest half of a tile that is on its way is there. */
-__device__ __forceinline__ void few_landed(bool deep)
-{
-    if (deep) {
-        copy_wait<3>();
-    } else {
-        copy_wait<1>();
-    }
-    __syncwarp();
-}
-
-/* Tile number t of a row belongs to block t % FA_CL, there to warp t / FA_CL % FA_WARPS. */
-__global__ void __launch_bounds__(FA_T, 2) qsa_attend_few(const __grid_constant__ att_args a)
+/* A block has 32 positions in a row's list for one key head, or with many rows twice that: a multiprocessor brings 25 bytes a nanosecond, so they
+ * are spread over all. Its sums go out as words, and each block puts together the packets of its share of the
+ * dimensions from all blocks of the row and key head. */
+template <int GROUP>
+__global__ void __launch_bounds__(FA_T, 5) qsa_attend_few(const __grid_constant__ att_args a)
 {
     extern __shared__ __align__(128) uint8_t mem[];
     few_smem &s = *(few_smem *)mem;
-    const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31;
-    const uint32_t rank = blockIdx.x, kvh = blockIdx.y, r = blockIdx.z;
-    const uint32_t G = a.n_heads / a.n_kv;
+    const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, g = lane / 4, q2 = lane & 3;
+    const uint32_t kvh = blockIdx.y, r = a.row0 + blockIdx.z;
+    const uint32_t G = GROUP ? GROUP : a.n_heads / a.n_kv;
     pdl_next();
     const int32_t pos = __ldcg(a.step.pos + r), seq = __ldcg(a.step.seq + r);
     const int32_t *table = a.kv.page_table + (uint64_t)seq * a.kv.max_pages;
-    const uint32_t pages = pos < 0 ? 0 : (uint32_t)pos / a.kv.page_tokens + 1;
-    for (uint32_t i = tid; i < pages && pages <= FA_PAGES; i += FA_T) {
-        s.pages[i] = __ldcg(table + i);
-    }
-    for (uint32_t i = tid; i < (FA_HEADS - G) * FA_P / 2; i += FA_T) {
-        ((uint32_t *)s.q[G])[i] = 0;
-    }
-    __syncthreads();
-    pdl_wait();
-    if (pos < 0) { /* idle: finite all the same */
-        for (uint32_t i = rank * FA_T + tid; i < G * ATT_D; i += FA_CL * FA_T) {
-            a.o[((uint64_t)r * a.n_heads + kvh * G) * ATT_D + i] = 0.0f;
+    const uint32_t all = ((uint32_t)pos + 1) / 4, nb = all < a.budget ? all : a.budget;
+    const uint32_t n = pos < 0 ? 0 : nb * 4 + ((uint32_t)pos + 1) % 4,
+                   chunks = (n + FA_POS - 1) / FA_POS;
+    /* the selection's words: it has waited for all that came before */
+    const bool polls = a.picks && all > a.budget;
+    if (blockIdx.x >= chunks) {
+        pdl_wait();
+        if (pos < 0 && blockIdx.x == 0) { /* idle: finite all the same */
+            for (uint32_t i = tid; i < G * ATT_D; i += FA_T) {
+                a.o[((uint64_t)r * a.n_heads + kvh * G) * ATT_D + i] = 0.0f;
+            }
+        }
+        if (tid == 0) {
+            few_done(a);
         }
         return;
     }
-    const int32_t *list = a.block + (uint64_t)r * a.budget;
-    const uint32_t i0 = (rank + warp * FA_CL) * FA_POS + (lane & 15); /* the lane's position of the warp's first tile */
-    const auto listed = [&](uint32_t turn) {
-        const uint32_t b = (i0 + turn * FA_TURN * FA_POS) / 4;
-        return b < a.budget ? __ldcg(list + b) : 0;
-    };
-    int32_t block = listed(0), after = listed(1);
-    const uint32_t nb = (uint32_t)__ldcg(a.n_block + r);
-    const float4 *q4 = (const float4 *)(a.q + ((uint64_t)r * a.n_heads + kvh * G) * ATT_D);
-    constexpr uint32_t NQ = (FA_HEADS * ATT_D / 4 + FA_T - 1) / FA_T;
-    float4 q[NQ];
-#pragma unroll
-    for (uint32_t e = 0; e < NQ; ++e) {
-        const uint32_t i = e * FA_T + tid;
-        q[e] = i < G * (ATT_D / 4) ? __ldcg(q4 + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const uint32_t pages = (uint32_t)pos / a.kv.page_tokens + 1;
+    for (uint32_t i = tid; i < pages && pages <= FA_PAGES; i += FA_T) {
+        s.pages[i] = __ldcg(table + i);
     }
-    const uint32_t n = nb * 4 + ((uint32_t)pos + 1) % 4;
-    uint32_t slot = 0; /* of the lane's position of the tile to be asked for */
-    bool some = false; /* that tile has any */
-    const auto find = [&](uint32_t turn) {
-        const uint32_t at = i0 + turn * FA_TURN * FA_POS;
-        some = at - (lane & 15) < n;
-        if (some) {
-            /* past the end the row's own position */
-            uint32_t p = (uint32_t)pos;
-            if (at < n) {
-                p = at / 4 < nb ? (uint32_t)block * 4 + at % 4 : ((uint32_t)pos + 1) / 4 * 4 + (at - nb * 4);
+    for (uint32_t i = tid; i < (FA_HEADS - G) * FA_Q / 2; i += FA_T) {
+        ((uint32_t *)s.q[G])[i] = 0;
+    }
+    const uint64_t row = (uint64_t)a.n_kv * ATT_D;   /* elements of the caches */
+    const uint32_t tile = warp & 1, half = warp / 2; /* of the scores */
+    const uint16_t *keys = (const uint16_t *)a.kv.k + kvh * ATT_D + half * (ATT_D / 2) + q2 * 8;
+    const uint16_t *values = (const uint16_t *)a.kv.v + kvh * ATT_D + warp * 64 + g * 8;
+    const float4 *queries = (const float4 *)(a.q + ((uint64_t)r * a.n_heads + kvh * G) * ATT_D);
+    uint4 *words = (uint4 *)a.words + blockIdx.z * (QX_ATTEND_WORDS / QX_ATTEND_ROWS / 2) +
+                   kvh * (a.chunks * (G * FA_HEAD_WORDS));
+    const uint32_t stride = G * FA_HEAD_WORDS; /* from chunk to chunk */
+    constexpr uint32_t HEADS = GROUP ? GROUP : FA_HEADS, NQ = (HEADS * ATT_D / 4 + FA_T - 1) / FA_T;
+    /* words a thread posts at most */
+    constexpr uint32_t POST = (HEADS * FA_HEAD_WORDS + FA_T - 1) / FA_T;
+    uint32_t tag = 0;
+    if (polls) {
+        tag = few_load(a.pick_number + r) << 7 | a.place;
+    }
+    __syncthreads();
+    uint32_t number = tag;
+    if (!polls) {
+        pdl_wait();
+        number = (__ldcg(a.number) + 1) << 7 | QX_PICK_PLACES;
+    }
+#pragma unroll 1
+    for (uint32_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
+        const uint32_t first = chunk * FA_POS;
+        if (tid < FA_BLOCKS) {
+            const uint32_t i = first + tid * 4; /* past the end the row's own position */
+            uint32_t picked = 0;
+            if (polls) {
+                const uint32_t at = i / 4 < nb ? i / 4 : nb - 1;
+                uint64_t w;
+                do {
+                    w = word_read(a.picks + r * QX_PICK_BLOCKS + at);
+                } while ((uint32_t)(w >> 32) != tag);
+                picked = (uint32_t)w;
+            } else if (i / 4 < nb) {
+                picked = (uint32_t)__ldcg(a.block + (uint64_t)r * a.budget + i / 4);
             }
+            const uint32_t p = i >= n ? (uint32_t)pos : i / 4 < nb ? picked * 4 : all * 4;
             const uint32_t page = p / a.kv.page_tokens;
-            slot = (uint32_t)(pages <= FA_PAGES ? s.pages[page] : __ldcg(table + page)) * a.kv.page_tokens +
-                   p % a.kv.page_tokens;
+            const uint32_t at =
+                (uint32_t)(pages <= FA_PAGES ? s.pages[page] : __ldcg(table + page)) *
+                    a.kv.page_tokens +
+                p % a.kv.page_tokens;
+            s.at[tid] = make_uint2(at, i >= n ? 0 : n - i < 4 ? n - i - 1 : 3);
         }
-        block = after;
-        after = listed(turn + 2);
-    };
-    const auto ask = [&](uint32_t turn, uint32_t what) {
-        if (some) {
-            few_tile &t = s.t[warp + (a.deep ? turn & 1 : 0) * FA_WARPS];
-            const uint16_t *p = (const uint16_t *)(what ? a.kv.v : a.kv.k) + kvh * ATT_D + lane * 8;
-            const uint32_t dst = smem_addr(&t.in[what][0][lane * 8]);
+        __syncthreads();
+        uint4 k[2][4];
+        {
+            const uint2 at = s.at[tile * 4 + g / 2];
 #pragma unroll
-            for (uint32_t e = 0; e < FA_POS; ++e) {
-                const uint32_t of = __shfl_sync(0xffffffffu, slot, e);
-                copy16(dst + e * (FA_P * 2), p + (uint64_t)of * (a.n_kv * ATT_D), 16);
+            for (uint32_t t = 0; t < 2; ++t) {
+                const uint32_t of = 2 * t + (g & 1);
+                const uint16_t *p = keys + (uint64_t)(at.x + (of < at.y ? of : at.y)) * row;
+#pragma unroll
+                for (uint32_t i = 0; i < 4; ++i) {
+                    k[t][i] = __ldcg((const uint4 *)(p + i * 32));
+                }
+            }
+        }
+#pragma unroll
+        for (uint32_t t = 0; t < 2; ++t) {
+            const uint2 at = s.at[t * 4 + q2];
+#pragma unroll
+            for (uint32_t of = 0; of < 4; ++of) {
+                copy16(&s.v[t][of][tid], values + (uint64_t)(at.x + (of < at.y ? of : at.y)) * row);
             }
         }
         copy_commit();
-    };
-    const uint32_t ahead = a.deep ? 2 : 1;
-    for (uint32_t turn = 0; turn < ahead; ++turn) {
-        find(turn);
-        ask(turn, 0);
-        ask(turn, 1);
-    }
+        {
+            float4 q[NQ];
 #pragma unroll
-    for (uint32_t e = 0; e < NQ; ++e) {
-        const uint32_t i = e * FA_T + tid, h = i / (ATT_D / 4), d = i % (ATT_D / 4) * 4;
-        if (h < G) {
-            *(uint2 *)&s.q[h][d] = make_uint2(pack_bf16(q[e].x, q[e].y), pack_bf16(q[e].z, q[e].w));
+            for (uint32_t e = 0; e < NQ; ++e) {
+                const uint32_t i = e * FA_T + tid;
+                q[e] = (e + 1) * FA_T <= GROUP * (ATT_D / 4) || i < G * (ATT_D / 4)
+                           ? __ldcg(queries + i)
+                           : float4();
+            }
+#pragma unroll
+            for (uint32_t e = 0; e < NQ; ++e) {
+                const uint32_t i = e * FA_T + tid, h = i / (ATT_D / 4), d = i % (ATT_D / 4) * 4;
+                if ((e + 1) * FA_T <= GROUP * (ATT_D / 4) || h < G) {
+                    *(uint2 *)&s.q[h][d] =
+                        make_uint2(pack_bf16(q[e].x, q[e].y), pack_bf16(q[e].z, q[e].w));
+                }
+            }
         }
-    }
-    /* the slice of the heads that this block merges in the end: a float4 a thread */
-    const uint32_t slice = G * (ATT_D / 4) / FA_CL, f0 = rank * slice;
-    const float *gates = a.in + (uint64_t)r * a.stride + kvh * G * 2 * ATT_D;
-    float4 z = {};
-    if (tid < slice) {
-        const uint32_t f = f0 + tid;
-        z = __ldcg((const float4 *)(gates + (2 * (f / (ATT_D / 4)) + 1) * ATT_D) + f % (ATT_D / 4));
-    }
-    __syncthreads();
-    float m[2] = {-INFINITY, -INFINITY}, l[2] = {}, O[32][4] = {};
-    const uint32_t first = i0 - (lane & 15);
-#pragma unroll 1
-    for (uint32_t turn = 0; first + turn * FA_TURN * FA_POS < n; ++turn) {
-        const few_tile &t = s.t[warp + (a.deep ? turn & 1 : 0) * FA_WARPS];
-        uint32_t P[4];
-        find(turn + ahead);
-        few_landed(a.deep);
-        few_keys(s, t.in[0], lane, n - (first + turn * FA_TURN * FA_POS), m, l, O, P);
-        __syncwarp();
-        ask(turn + ahead, 0);
-        few_landed(a.deep);
-        few_values(t.in[1], lane, P, O);
-        __syncwarp();
-        ask(turn + ahead, 1);
-    }
-    {
-        const uint32_t g = lane / 4, q2 = (lane & 3) * 2;
+        __syncthreads();
+        /* half t of a tile has of each of its four blocks of positions the rows 2 t and 2 t + 1 */
+        {
+            float S[2][2][4] = {};
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
+            for (uint32_t i = 0; i < 4; ++i) {
+                const uint32_t d = half * (ATT_D / 2) + i * 32 + q2 * 8;
+                const uint4 x = *(const uint4 *)&s.q[g][d], y = *(const uint4 *)&s.q[g + 8][d];
+                const uint32_t a0[4] = {x.x, y.x, x.y, y.y}, a1[4] = {x.z, y.z, x.w, y.w};
+#pragma unroll
+                for (uint32_t t = 0; t < 2; ++t) {
+                    mma16(S[0][t], a0, k[t][i].x, k[t][i].y);
+                    mma16(S[1][t], a1, k[t][i].z, k[t][i].w);
+                }
+            }
+#pragma unroll
+            for (uint32_t t = 0; t < 2; ++t) {
+                s.part[half][tile][t][lane] =
+                    make_float4(S[0][t][0] + S[1][t][0], S[0][t][1] + S[1][t][1],
+                                S[0][t][2] + S[1][t][2], S[0][t][3] + S[1][t][3]);
+            }
+        }
+        __syncthreads();
+        /* every warp has all probabilities, in the places that the products take them from */
+        float x[2][2][4], top[2] = {-INFINITY, -INFINITY}, l[2] = {};
+#pragma unroll
+        for (uint32_t p = 0; p < 2; ++p) {
+#pragma unroll
+            for (uint32_t t = 0; t < 2; ++t) {
+                const float4 u = s.part[0][p][t][lane], w = s.part[1][p][t][lane];
+                const float sum[4] = {u.x + w.x, u.y + w.y, u.z + w.z, u.w + w.w};
+#pragma unroll
+                for (uint32_t e = 0; e < 4; ++e) {
+                    const bool in = first + p * 16 + q2 * 4 + t * 2 + (e & 1) < n;
+                    x[p][t][e] = in ? sum[e] * 0.09016844005556021f : -INFINITY; /* log2 e / 16 */
+                    top[e >> 1] = fmaxf(top[e >> 1], x[p][t][e]);
+                }
+            }
+        }
+#pragma unroll
+        for (uint32_t e = 0; e < 2; ++e) {
+            top[e] = fmaxf(top[e], __shfl_xor_sync(0xffffffffu, top[e], 1));
+            top[e] = fmaxf(top[e], __shfl_xor_sync(0xffffffffu, top[e], 2));
+        }
+        uint32_t P[2][4];
+#pragma unroll
+        for (uint32_t p = 0; p < 2; ++p) {
+#pragma unroll
+            for (uint32_t t = 0; t < 2; ++t) {
+#pragma unroll
+                for (uint32_t e = 0; e < 4; ++e) {
+                    x[p][t][e] =
+                        exp2f(x[p][t][e] - (top[e >> 1] == -INFINITY ? 0.0f : top[e >> 1]));
+                    l[e >> 1] += x[p][t][e];
+                }
+                P[p][2 * t] = pack_bf16(x[p][t][0], x[p][t][1]);
+                P[p][2 * t + 1] = pack_bf16(x[p][t][2], x[p][t][3]);
+            }
+        }
+#pragma unroll
+        for (uint32_t e = 0; e < 2; ++e) {
             l[e] += __shfl_xor_sync(0xffffffffu, l[e], 1);
             l[e] += __shfl_xor_sync(0xffffffffu, l[e], 2);
-            if (q2 == 0) {
-                s.m[warp][g + 8 * e] = m[e];
-                s.l[warp][g + 8 * e] = l[e];
-            }
-            if (g + 8 * e < G) {
+        }
+        float O[8][4] = {};
+        copy_wait<0>();
 #pragma unroll
-                for (int j = 0; j < 32; ++j) {
-                    *(float2 *)&s.t[warp].o[g + 8 * e][j * 8 + q2] = make_float2(O[j][2 * e], O[j][2 * e + 1]);
+        for (uint32_t t = 0; t < 2; ++t) {
+            const uint4 v0 = s.v[t][0][tid], v1 = s.v[t][1][tid], v2 = s.v[t][2][tid],
+                        v3 = s.v[t][3][tid];
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                mma16(O[j], P[t], pair_of(v0, v1, j), pair_of(v2, v3, j));
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (uint32_t e = 0; e < 2; ++e) { /* dimensions 64 warp + 16 q2 .. + 15 of two heads */
+            const uint32_t h = g + 8 * e;
+            if (h < G) {
+                float w[18] = {top[e], l[e]};
+#pragma unroll
+                for (uint32_t j = 0; j < 8; ++j) {
+                    w[2 + j] = O[j][2 * e];
+                    w[10 + j] = O[j][2 * e + 1];
+                }
+                uint4 *to = s.words + h * FA_HEAD_WORDS + (warp * 4 + q2) * FA_PACKET;
+#pragma unroll
+                for (uint32_t i = 0; i < FA_PACKET; ++i) {
+                    to[i] = make_uint4(__float_as_uint(w[3 * i]), __float_as_uint(w[3 * i + 1]),
+                                       __float_as_uint(w[3 * i + 2]), number);
+                }
+            }
+        }
+        __syncthreads();
+        {
+            uint4 *to = words + chunk * stride + tid, w[POST];
+#pragma unroll
+            for (uint32_t e = 0; e < POST; ++e) {
+                w[e] = s.words[e * FA_T + tid];
+            }
+#pragma unroll
+            for (uint32_t e = 0; e < POST; ++e) {
+                if ((e + 1) * FA_T <= GROUP * FA_HEAD_WORDS || e * FA_T + tid < stride) {
+                    word3_post(to + e * FA_T, w[e]);
                 }
             }
         }
     }
-    __syncthreads();
-    for (uint32_t f = tid; f < G * (ATT_D / 4); f += FA_T) { /* the block's warps in order */
-        const uint32_t h = f / (ATT_D / 4), d = f % (ATT_D / 4) * 4;
-        float top = -INFINITY, sum = 0.0f;
+    /* shares of the packets, one a chunk: their words of all chunks */
+#pragma unroll 1
+    for (uint32_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
+        const uint32_t share = (G * (ATT_D / 16) + chunks - 1) / chunks, p0 = chunk * share,
+                       most = G * (ATT_D / 16);
+        if (p0 >= most) {
+            break;
+        }
+        const uint32_t packets = most - p0 < share ? most - p0 : share, per = packets * FA_PACKET,
+                       want = per * chunks;
+        /* this thread's words of those: the first, and how far to the next ones */
+        const uint32_t c0 = tid / per, w0 = tid - c0 * per, at0 = p0 * FA_PACKET + c0 * stride + w0;
+        const uint32_t step_c = FA_T / per, step_w = FA_T - step_c * per,
+                       step_at = step_c * stride + step_w;
+        /* a warp puts a packet together: lane and lane + 16 the same dimension of every second
+         * chunk */
+        const float *gates = a.in + (uint64_t)r * a.stride + kvh * G * 2 * ATT_D + ATT_D;
+        uint32_t of = (p0 + warp) * 16 + (lane & 15);
+        float gate = 0.0f;
+        if (warp < packets) {
+            gate = __ldcg(gates + of / ATT_D * (2 * ATT_D) + of % ATT_D);
+        }
+        uint32_t at = at0, w = w0;
+#pragma unroll 1
+        for (uint32_t i0 = tid; i0 < want + tid; i0 += FA_READ * FA_T) {
+            uint4 got[FA_READ];
+            uint32_t from[FA_READ];
 #pragma unroll
-        for (uint32_t w = 0; w < FA_WARPS; ++w) {
-            top = fmaxf(top, s.m[w][h]);
-        }
-        float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            for (uint32_t e = 0; e < FA_READ; ++e) {
+                from[e] = i0 + e * FA_T < want ? at : p0 * FA_PACKET;
+                at += step_at;
+                w += step_w;
+                if (w >= per) {
+                    w -= per;
+                    at += stride - per;
+                }
+            }
 #pragma unroll
-        for (uint32_t w = 0; w < FA_WARPS; ++w) {
-            const float4 y = *(const float4 *)&s.t[w].o[h][d];
-            const float e = s.m[w][h] == -INFINITY ? 0.0f : exp2f(s.m[w][h] - top);
-            sum = fmaf(e, s.l[w][h], sum);
-            x.x = fmaf(e, y.x, x.x), x.y = fmaf(e, y.y, x.y);
-            x.z = fmaf(e, y.z, x.z), x.w = fmaf(e, y.w, x.w);
+            for (uint32_t e = 0; e < FA_READ; ++e) {
+                got[e] = word3_read(words + from[e]);
+            }
+            bool late;
+            do {
+                late = false;
+#pragma unroll
+                for (uint32_t e = 0; e < FA_READ; ++e) {
+                    if (got[e].w != number) {
+                        late = true;
+                        got[e] = word3_read(words + from[e]);
+                    }
+                }
+            } while (late);
+            if (i0 < FA_T) {
+                __syncthreads(); /* all have posted */
+            }
+#pragma unroll
+            for (uint32_t e = 0; e < FA_READ; ++e) {
+                if (i0 + e * FA_T < want) {
+                    s.words[i0 + e * FA_T] = got[e];
+                }
+            }
         }
-        *(float4 *)&s.t[0].o[h][d] = x;
-        if (d == 0) {
-            s.m[FA_WARPS][h] = top;
-            s.l[FA_WARPS][h] = sum;
+        __syncthreads();
+#pragma unroll 1
+        for (uint32_t p = warp; p < packets; p += FA_T / 32) {
+            float *m = (float *)(s.words + p * FA_PACKET), high = -INFINITY, sum = 0.0f, y = 0.0f;
+#pragma unroll
+            for (uint32_t j = 0; j < (FA_CHUNKS + 31) / 32; ++j) {
+                if (lane + j * 32 < chunks) {
+                    high = fmaxf(high, m[(lane + j * 32) * per * 4]);
+                }
+            }
+            high = warp_max(high);
+#pragma unroll
+            for (uint32_t j = 0; j < (FA_CHUNKS + 31) / 32; ++j) {
+                if (lane + j * 32 < chunks) {
+                    float *c = m + (lane + j * 32) * per * 4;
+                    const float f = *c == -INFINITY ? 0.0f : exp2f(*c - high);
+                    sum = fmaf(f, c[1], sum);
+                    *c = f;
+                }
+            }
+            sum = warp_sum(sum);
+            __syncwarp();
+            const uint32_t vi = (lane & 15) + 2;
+            const float *d = m + vi / 3 * 4 + vi % 3;
+#pragma unroll 8
+            for (uint32_t j = lane / 16; j < chunks; j += 2) {
+                y = fmaf(m[j * per * 4], d[j * per * 4], y);
+            }
+            y += __shfl_xor_sync(0xffffffffu, y, 16);
+            if (p != warp) {
+                of = (p0 + p) * 16 + (lane & 15);
+                gate = __ldcg(gates + of / ATT_D * (2 * ATT_D) + of % ATT_D);
+            }
+            y = __fdividef(y, sum) * sigmoid_f(gate);
+            if (lane < 16) {
+                a.o[((uint64_t)r * a.n_heads + kvh * G) * ATT_D + of] = y;
+            }
         }
+        __syncthreads();
     }
-    cluster_arrive();
-    cluster_wait();
-    float4 *out = (float4 *)(a.o + ((uint64_t)r * a.n_heads + kvh * G) * ATT_D);
-    if (tid < slice) { /* the cluster's blocks in order */
-        const uint32_t f = f0 + tid, h = f / (ATT_D / 4), d = f % (ATT_D / 4) * 4;
-        float pm[FA_CL], pl[FA_CL];
-        float4 y[FA_CL];
-#pragma unroll
-        for (uint32_t b = 0; b < FA_CL; ++b) {
-            pm[b] = lds_f32_at(&s.m[FA_WARPS][h], b);
-            pl[b] = lds_f32_at(&s.l[FA_WARPS][h], b);
-            y[b] = lds_f128_at(&s.t[0].o[h][d], b);
-        }
-        float top = -INFINITY, sum = 0.0f;
-#pragma unroll
-        for (uint32_t b = 0; b < FA_CL; ++b) {
-            top = fmaxf(top, pm[b]);
-        }
-        float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-        for (uint32_t b = 0; b < FA_CL; ++b) {
-            const float e = pm[b] == -INFINITY ? 0.0f : exp2f(pm[b] - top);
-            sum = fmaf(e, pl[b], sum);
-            x.x = fmaf(e, y[b].x, x.x), x.y = fmaf(e, y[b].y, x.y);
-            x.z = fmaf(e, y[b].z, x.z), x.w = fmaf(e, y[b].w, x.w);
-        }
-        out[f] = make_float4(x.x / sum * sigmoid_f(z.x), x.y / sum * sigmoid_f(z.y), x.z / sum * sigmoid_f(z.z),
-                             x.w / sum * sigmoid_f(z.w));
+    if (polls) {
+        pdl_wait(); /* so that what comes next knows all before it complete */
     }
-    cluster_arrive_relaxed(); /* no block's shared memory goes before all have read it */
-    cluster_wait();
+    if (tid == 0) {
+        few_done(a);
+    }
 }
 
-static uint32_t attend_few_bytes(bool deep)
+static uint32_t attend_few_chunks(uint32_t budget)
 {
-    return (uint32_t)(offsetof(few_smem, t) + (deep ? 2 : 1) * FA_WARPS * sizeof(few_tile));
+    return (budget * 4 + 3 + FA_POS - 1) / FA_POS;
+}
+static uint32_t attend_few_bytes(uint32_t group)
+{
+    /* a block puts together at most FA_CHUNKS - 1 packets more than all heads have, of all chunks */
+    const uint32_t words = (group * (ATT_D / 16) + FA_CHUNKS - 1) * FA_PACKET * (uint32_t)sizeof(uint4);
+    const uint32_t posted = (group == 12 ? 12 : FA_HEADS) * FA_HEAD_WORDS * (uint32_t)sizeof(uint4);
+    const uint32_t most = words > posted ? words : posted;
+    return (uint32_t)offsetof(few_smem, v) + most;
+}
+static uint64_t attend_few_row(const struct qx_op_qsa_attend *o) /* words of a row */
+{
+    return (uint64_t)attend_few_chunks(o->budget_blocks) * o->n_heads * FA_HEAD_WORDS * 2;
 }
 
 bool attend_few_fits(const struct qx_queue *q, const struct qx_op_qsa_attend *o)
 {
-    const uintptr_t at = (uintptr_t)o->q | (uintptr_t)o->in | (uintptr_t)o->o | (uintptr_t)o->kv.k | (uintptr_t)o->kv.v;
-    return o->act_bf16 && o->kv.bf16 && o->ratio == 4 && o->n_heads / o->n_kv_heads <= FA_HEADS && (at & 15) == 0 &&
-           o->in_stride % 4 == 0 && o->step->n_rows <= 64 && has_bulk(q) &&
-           attend_few_bytes(false) <= (uint32_t)q->smem_max;
+    const uintptr_t at = (uintptr_t)o->q | (uintptr_t)o->kv.k | (uintptr_t)o->kv.v;
+    const uint32_t group = o->n_heads / o->n_kv_heads;
+    return o->act_bf16 && o->kv.bf16 && o->ratio == 4 && group <= FA_HEADS && (at & 15) == 0 && o->step->n_rows <= 64 &&
+           attend_few_chunks(o->budget_blocks) <= FA_CHUNKS && attend_few_row(o) <= QX_ATTEND_WORDS / QX_ATTEND_ROWS &&
+           has_bulk(q) && attend_few_bytes(group) <= (uint32_t)q->smem_max;
 }
 
-/* Two tiles a warp while each block can have a multiprocessor to itself. */
-int attend_few(struct qx_queue *q, const att_args &args)
+int attend_few(struct qx_queue *q, const struct qx_op_qsa_attend *o, const att_args &args)
 {
     att_args a = args;
-    a.deep = a.step.n_rows * a.n_kv < (uint32_t)q->n_sm / FA_CL && attend_few_bytes(true) <= (uint32_t)q->smem_max;
-    return launch_cluster(q, "qsa_attend", qsa_attend_few, dim3(FA_CL, a.n_kv, a.step.n_rows), dim3(FA_T),
-                          attend_few_bytes(a.deep), FA_CL, a);
+    a.chunks = attend_few_chunks(a.budget);
+    a.words = q->attend_words;
+    a.number = q->numbers + QX_N_NUMBERS - 2;
+    if (q->picked.at && q->picked.at == q->n_launches && q->picked.block == o->block &&
+        q->picked.n_rows == a.step.n_rows) {
+        a.place = q->picked.place;
+        a.picks = q->pick_words + a.place * (QX_ATTEND_ROWS * QX_PICK_BLOCKS);
+        a.pick_number = (const unsigned *)(q->pick_words + QX_PICK_PLACES * QX_ATTEND_ROWS * QX_PICK_BLOCKS) +
+                        a.place * QX_ATTEND_ROWS;
+    }
+    const uint32_t n = a.step.n_rows, most = QX_ATTEND_ROWS;
+    const uint32_t smem = attend_few_bytes(a.n_heads / a.n_kv);
+    int r = 0;
+    for (a.row0 = 0; a.row0 < n && !r; a.row0 += most) {
+        const uint32_t rows = n - a.row0 < most ? n - a.row0 : most;
+        /* two chunks a block where else not all would have a place at once */
+        const bool fit = a.chunks * a.n_kv * rows <= 5 * (uint32_t)q->n_sm;
+        r = launch(q, "qsa_attend", a.n_heads == 12 * a.n_kv ? qsa_attend_few<12> : qsa_attend_few<0>,
+                   dim3(fit ? a.chunks : (a.chunks + 1) / 2, a.n_kv, rows), dim3(FA_T), smem, a);
+    }
+    return r;
 }
