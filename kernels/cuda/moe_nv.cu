@@ -13,12 +13,13 @@
  * experts are weighted and added in slot order at the end. A warp's ring holds a whole task;
  * a step's place is asked for again, for the task after, as soon as it has been read.
  *
- * The shared expert's weights lie in registers before the wait. Columns of a tile are rows of the step that picked the
- * expert. The order of all sums depends on the matrix alone, so a row's bits do not depend on the others.
+ * The shared expert's weights lie in registers before the wait; they are multiplied while the first of the picked
+ * experts' are on their way. Columns of a tile are rows of the step that picked the expert. The order of all sums
+ * depends on the matrix alone, so a row's bits do not depend on the others.
  *
- * What may be read before the wait: nv_down starts only after every block of nv_up has seen the router end, so expert
- * numbers and weights are read at once. nv_up reads m at once with `early` set: then the launch before it is the
- * router, which lets others start only after it has seen m. */
+ * What may be read before the wait: nv_down starts only after every block of nv_up has seen the router end and one has
+ * written the list of the picked experts, so that list and the experts' weights are read at once. nv_up reads m at once
+ * with `early` set: then the launch before it is the router, which lets others start only after it has seen m. */
 #include "moe_nv.cuh"
 #include "stream.cuh"
 
@@ -26,6 +27,7 @@
 
 struct nv_up_shared {
     uint32_t arrive[64], gen[64]; /* of tiles whose parts are outstanding */
+    uint32_t shared_parts;        /* of the shared expert's tile that are there */
     float red[32];
     nv_picks picks;
 };
@@ -38,10 +40,13 @@ template <int W> struct nv_tasks {
     {
         block = b;
         warp = w;
-        const uint32_t mine = b < tiles ? (tiles - b - 1) / gridDim.x + 1 : 0;
-        whole = mine / W;
-        const uint32_t rest = (mine - whole * W) * NV_PARTS;
-        n = whole + (w < rest ? (rest - w - 1) / W + 1 : 0);
+        const uint32_t mine = b < tiles ? (tiles - b - 1) / gridDim.x + 1 : 0, left = mine % W;
+        whole = n = mine / W;
+        if (left * NV_PARTS > 3 * W) { /* four rounds of parts, of three steps each, take longer than a tile */
+            whole = n = n + (w < left);
+        } else if (w < left * NV_PARTS) {
+            n += (left * NV_PARTS - w - 1) / W + 1;
+        }
     }
     /* The block's tile, and of which expert it is which. */
     __device__ __forceinline__ uint32_t at(uint32_t task, uint32_t &e, uint32_t &tile, uint32_t &part) const
@@ -126,9 +131,47 @@ __device__ __forceinline__ uint32_t nv_in_unit(uint32_t g)
     return g < 4 ? 4 * g : 4 * (g - 4) + 2;
 }
 
-template <int W, int R>
+/* The block's tile of the shared expert, a part a warp; the warp that ends last adds them. */
+template <int TF>
+__device__ __forceinline__ void nv_up_shared_tile(const nv_args &a, nv_up_shared &sh,
+                                                  const nv_part<TF, nv_shared<TF>::N> &w, const uint8_t *xs,
+                                                  float4 *parts, uint32_t warp, uint32_t lane)
+{
+    using S = nv_shared<TF>;
+    const uint32_t g = lane >> 2, q = lane & 3, r = blockIdx.x * 8 + g;
+    float acc[4] = {};
+    w.template run<true>(acc, xs + (g < a.m_rows ? g : 0) * NV_XCOL, a.s_scale[0] + r * (NV_H / 32),
+                         a.s_scale[1] + r * (NV_H / 32), warp * S::N, q);
+    parts[warp * 32 + lane] = make_float4(acc[0], acc[1], acc[2], acc[3]);
+    __threadfence_block();
+    __syncwarp();
+    uint32_t old = 0;
+    if (lane == 0) {
+        old = atomicAdd(&sh.shared_parts, 1u);
+    }
+    old = __shfl_sync(0xffffffffu, old, 0);
+    if (old != S::PARTS - 1) {
+        return;
+    }
+    __threadfence_block();
+    float4 s = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 4
+    for (uint32_t i = 0; i < (uint32_t)S::PARTS; ++i) {
+        const float4 v = parts[i * 32 + lane];
+        s.x += v.x, s.y += v.y, s.z += v.z, s.w += v.w;
+    }
+    uint8_t *h = a.hs + mr_unit(blockIdx.x) + nv_in_unit(g);
+    if (2 * q < a.m_rows) {
+        *(uint16_t *)(h + (2 * q * (a.k + 1) + a.k) * NV_HCOL) = to_bf16(silu_f(s.x) * s.z);
+    }
+    if (2 * q + 1 < a.m_rows) {
+        *(uint16_t *)(h + ((2 * q + 1) * (a.k + 1) + a.k) * NV_HCOL) = to_bf16(silu_f(s.y) * s.w);
+    }
+}
+template <int W, int R, int TF>
 __device__ __forceinline__ void nv_up_picked(const nv_args &a, nv_up_shared &sh, uint32_t ring_at, const uint8_t *xs,
-                                             float4 *parts, const nv_mat *mat, const mr_cols *cols, uint32_t warp,
+                                             float4 *parts, const nv_mat *mat, const mr_cols *cols,
+                                             const nv_part<TF, nv_shared<TF>::N> &w, bool mine, uint32_t warp,
                                              uint32_t lane)
 {
     const uint32_t g = lane >> 2, q = lane & 3;
@@ -136,6 +179,9 @@ __device__ __forceinline__ void nv_up_picked(const nv_args &a, nv_up_shared &sh,
     const nv_tasks<W> tasks(gridDim.x - 1 - blockIdx.x, warp, sh.picks.n * NV_TILES);
     nv_up_ring<W, R> ring;
     ring.begin(tasks, mat, ring_at + warp * (R * NV_STEP), lane);
+    if (mine) {
+        nv_up_shared_tile<TF>(a, sh, w, xs, parts + W * 32, warp, lane);
+    }
     uint32_t rd = 0, prev = 0;
     const uint32_t codes = ring.base + g * 128 + q * 16, scales = ring.base + 2048 + g * 16 + q * 2;
     const uint32_t first_half = (g & 1) * 64, second_half = 64 - first_half;
@@ -215,7 +261,7 @@ __device__ __forceinline__ void nv_up_picked(const nv_args &a, nv_up_shared &sh,
     }
 }
 
-/* Rows of m as bf16 columns in the order of mr_unit. */
+/* Rows of m as bf16 columns in the order of nv_unit. */
 template <int W> __device__ __forceinline__ void nv_stage(const nv_args &a, uint8_t *xs)
 {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x & 31, n = a.m_rows * (NV_H / 256);
@@ -233,21 +279,9 @@ template <int W> __device__ __forceinline__ void nv_stage(const nv_args &a, uint
         for (int i = 0; i < 2; ++i) {
             const uint32_t b = b0 + i * W, r = b / (NV_H / 256), u = (b - r * (NV_H / 256)) * 32 + lane;
             if (b < n) {
-                *(uint4 *)(xs + r * NV_XCOL + mr_unit(u)) = stream_x_pack(v[i][0], v[i][1], true);
+                *(uint4 *)(xs + r * NV_XCOL + nv_unit(u)) = stream_x_pack(v[i][0], v[i][1], true);
             }
         }
-    }
-}
-
-/* The same columns in the order of nv_unit. */
-template <int W> __device__ __forceinline__ void nv_turn(const nv_args &a, uint8_t *xs, uint32_t warp, uint32_t lane)
-{
-#pragma unroll 1
-    for (uint32_t b = warp; b < a.m_rows * (NV_H / 256); b += W) {
-        const uint32_t r = b / (NV_H / 256), u = (b - r * (NV_H / 256)) * 32 + lane;
-        const uint4 p = *(const uint4 *)(xs + r * NV_XCOL + mr_unit(u));
-        __syncwarp();
-        *(uint4 *)(xs + r * NV_XCOL + nv_unit(u)) = p;
     }
 }
 
@@ -271,81 +305,74 @@ template <int W> __device__ __forceinline__ void nv_shared_gate(const nv_args &a
 
 template <int W, int R, int TF> __global__ void __maxnreg__(64) nv_up(const __grid_constant__ nv_args a)
 {
-    using S = nv_shared<TF>;
     extern __shared__ uint4 sm4[];
     __shared__ nv_up_shared sh;
-    const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, g = lane >> 2, q = lane & 3;
-    const uint32_t items = a.m_rows * a.k;
+    const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, items = a.m_rows * a.k;
     uint8_t *xs = (uint8_t *)sm4 + W * R * NV_STEP;
-    float4 *parts = (float4 *)(xs + a.m_rows * NV_XCOL);
-    nv_mat *mat = (nv_mat *)(parts + W * 32);
+    float4 *parts = (float4 *)(xs + a.m_rows * NV_XCOL); /* of the picked experts, then of the shared one */
+    nv_mat *mat = (nv_mat *)(parts + (W + nv_shared<TF>::PARTS) * 32);
     mr_cols *cols = (mr_cols *)(mat + 2 * items);
     uint32_t *mask = (uint32_t *)(cols + items);
     uint8_t *rank = (uint8_t *)mask + (a.n_experts + 3) / 4 * 4;
 
     /* what is known before the wait: the shared expert's weights */
+    using S = nv_shared<TF>;
     const bool mine = blockIdx.x < NV_TILES && warp < (uint32_t)S::PARTS;
     nv_part<TF, S::N> w;
     if (mine) {
-        const uint32_t r = blockIdx.x * 8 + g;
-        w.load(a.s_codes[0] + r * (NV_H * S::ELEM), a.s_codes[1] + r * (NV_H * S::ELEM), warp * S::N, q);
+        const uint32_t r = blockIdx.x * 8 + lane / 4;
+        w.load(a.s_codes[0] + r * (NV_H * S::ELEM), a.s_codes[1] + r * (NV_H * S::ELEM), warp * S::N, lane & 3);
         if (TF == TF_MX) {
             prefetch_l2(a.s_scale[0] + r * (NV_H / 32));
             prefetch_l2(a.s_scale[1] + r * (NV_H / 32));
         }
     }
-    if (tid < 64) {
-        sh.arrive[tid] = sh.gen[tid] = 0;
-    }
-    for (uint32_t i = tid; i < (a.n_experts + 3) / 4; i += W * 32) {
-        mask[i] = 0;
-    }
     const uint32_t lines = moe_lines(a), line = blockIdx.x * 4 + tid;
     if (tid < 4 && line < lines) {
         moe_fetch_line(a, line);
     }
-    __syncthreads();
+    if (tid < 64) {
+        sh.arrive[tid] = sh.gen[tid] = 0;
+    }
+    if (tid == 0) {
+        sh.shared_parts = 0;
+    }
+    for (uint32_t i = tid; i < (a.n_experts + 3) / 4; i += W * 32) {
+        mask[i] = 0;
+    }
     if (!a.early) {
         pdl_wait();
-        pdl_next();
     }
     nv_stage<W>(a, xs);
-    __syncthreads();
-    if (mine) {
-        float acc[4] = {};
-        const uint32_t r = (blockIdx.x * 8 + g) * (NV_H / 32);
-        w.run(acc, xs + (g < a.m_rows ? g : 0) * NV_XCOL, a.s_scale[0] + r, a.s_scale[1] + r, warp * S::N, q);
-        parts[tid] = make_float4(acc[0], acc[1], acc[2], acc[3]);
-    }
     nv_shared_gate<W>(a, sh.red);
     __syncthreads();
-    nv_turn<W>(a, xs, warp, lane);
-    if (blockIdx.x < NV_TILES && warp == W - 1) {
-        float4 s = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 4
-        for (uint32_t i = 0; i < (uint32_t)S::PARTS; ++i) {
-            const float4 v = parts[i * 32 + lane];
-            s.x += v.x, s.y += v.y, s.z += v.z, s.w += v.w;
-        }
-        uint8_t *h = a.hs + mr_unit(blockIdx.x) + nv_in_unit(g);
-        if (2 * q < a.m_rows) {
-            *(uint16_t *)(h + (2 * q * (a.k + 1) + a.k) * NV_HCOL) = to_bf16(silu_f(s.x) * s.z);
-        }
-        if (2 * q + 1 < a.m_rows) {
-            *(uint16_t *)(h + ((2 * q + 1) * (a.k + 1) + a.k) * NV_HCOL) = to_bf16(silu_f(s.y) * s.w);
-        }
-    }
-    /* the picked experts */
     if (a.early) {
         pdl_wait();
+    }
+    const bool tells = blockIdx.x == NV_TILES; /* the first without a tile of the shared expert */
+    if (!tells) {
         pdl_next();
     }
     nv_unique(a, mask, rank, cols, sh.picks, [&](uint32_t i, int32_t e) {
         nv_fill(mat[2 * i], a.gate[e]);
         nv_fill(mat[2 * i + 1], a.up[e]);
+        if (tells) {
+            nv_fill(a.list->mat[i], a.down[e]);
+        }
     });
     __syncthreads();
-    nv_up_picked<W, R>(a, sh, smem_addr(sm4), xs, parts, mat, cols, warp, lane);
+    if (tells) {
+        for (uint32_t i = tid; i < sh.picks.n * (uint32_t)(sizeof(mr_cols) / 4); i += W * 32) {
+            ((uint32_t *)a.list->cols)[i] = ((const uint32_t *)cols)[i];
+        }
+        if (tid == 0) {
+            a.list->n = sh.picks.n;
+        }
+        __threadfence();
+        __syncthreads();
+        pdl_next();
+    }
+    nv_up_picked<W, R, TF>(a, sh, smem_addr(sm4), xs, parts, mat, cols, w, mine, warp, lane);
 }
 
 /* ---- down ---- */
@@ -450,7 +477,6 @@ template <int W, int TF, bool MANY> __global__ void __maxnreg__(64) nv_down(cons
 {
     using S = nv_shared<TF>;
     extern __shared__ uint4 sm4[];
-    __shared__ nv_picks picks;
     pdl_next();
     const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, g = lane >> 2, q = lane & 3;
     const uint32_t items = a.m_rows * a.k, d0 = blockIdx.x * NV_D;
@@ -458,18 +484,20 @@ template <int W, int TF, bool MANY> __global__ void __maxnreg__(64) nv_down(cons
     nv_mat *mat = (nv_mat *)(hs + a.m_rows * (a.k + 1) * NV_HCOL);
     mr_cols *cols = (mr_cols *)(mat + items);
     float *wt = (float *)(cols + items), *res = wt + items; /* [row * k + slot][NV_D], then [row][part][NV_D] */
-    uint32_t *mask = (uint32_t *)res; /* until the sums come */
-    uint8_t *rank = (uint8_t *)mask + (a.n_experts + 3) / 4 * 4;
     if (tid < items) {
         wt[tid] = __ldcg(a.weight + tid);
     }
-    for (uint32_t i = tid; i < (a.n_experts + 3) / 4; i += W * 32) {
-        mask[i] = 0;
+    const uint32_t n_picks = __ldcg(&a.list->n);
+    for (uint32_t i = tid; i < items * (NV_MAT_WORDS + NV_COLS_WORDS); i += W * 32) {
+        const uint32_t c = i - items * NV_MAT_WORDS;
+        if (i < items * NV_MAT_WORDS) {
+            ((uint32_t *)mat)[i] = __ldcg((const uint32_t *)a.list->mat + i);
+        } else {
+            ((uint32_t *)cols)[c] = __ldcg((const uint32_t *)a.list->cols + c);
+        }
     }
     __syncthreads();
-    nv_unique(a, mask, rank, cols, picks, [&](uint32_t i, int32_t e) { nv_fill(mat[i], a.down[e]); });
-    __syncthreads();
-    const uint32_t groups = picks.n * NV_QUADS, n_tasks = (groups + 3) / 4;
+    const uint32_t groups = n_picks * NV_QUADS, n_tasks = (groups + 3) / 4;
     nv_down_ring<W> ring;
     ring.base = smem_addr(sm4) + warp * nv_down_ring<W>::BYTES;
     ring.odd = 0;
@@ -504,6 +532,7 @@ template <int W, int TF, bool MANY> __global__ void __maxnreg__(64) nv_down(cons
         copy16(smem_addr(hs) + i * 16, a.hs + i * 16, 16);
     }
     copy_commit();
+    const float sg = tid < a.m_rows * NV_D ? __ldcg(a.sg + tid / NV_D) : 0.0f; /* 8 NV_D are no more than threads */
     copy_wait<0>();
     __syncthreads();
     if (s0 < s_groups) {
@@ -540,8 +569,8 @@ template <int W, int TF, bool MANY> __global__ void __maxnreg__(64) nv_down(cons
         odd ^= nv_down_ring<W>::SCALES;
     }
     __syncthreads();
-    for (uint32_t i = tid; i < a.m_rows * NV_D; i += W * 32) {
-        const uint32_t m = i / NV_D, r = i - m * NV_D;
+    if (tid < a.m_rows * NV_D) {
+        const uint32_t m = tid / NV_D, r = tid - m * NV_D;
         float s = 0.0f, v = 0.0f;
 #pragma unroll 5
         for (uint32_t k = 0; k < a.k; ++k) {
@@ -551,31 +580,30 @@ template <int W, int TF, bool MANY> __global__ void __maxnreg__(64) nv_down(cons
         for (uint32_t p = 0; p < (uint32_t)S::D_PARTS; ++p) {
             v += res[(items + m * S::D_PARTS + p) * NV_D + r];
         }
-        a.y[(uint64_t)m * NV_H + d0 + r] = fmaf(__ldcg(a.sg + m), v, s);
+        a.y[(uint64_t)m * NV_H + d0 + r] = fmaf(sg, v, s);
     }
 }
 
 /* ---- launching ---- */
 
-static uint32_t nv_up_smem(const nv_args &a, uint32_t warps, uint32_t ring)
+static uint32_t nv_up_smem(const nv_args &a, uint32_t warps, uint32_t ring, uint32_t parts)
 {
     const uint32_t items = a.m_rows * a.k, bytes = (a.n_experts + 3) / 4 * 4;
-    return (uint32_t)(warps * ring * NV_STEP + a.m_rows * NV_XCOL + warps * 512 +
+    return (uint32_t)(warps * ring * NV_STEP + a.m_rows * NV_XCOL + (warps + parts) * 512 +
                       items * (2 * sizeof(nv_mat) + sizeof(mr_cols)) + 2 * bytes);
 }
 static uint32_t nv_down_smem(const nv_args &a, uint32_t warps, uint32_t ring_bytes, uint32_t parts)
 {
-    const uint32_t items = a.m_rows * a.k, bytes = (a.n_experts + 3) / 4 * 8;
-    const uint32_t res = (items + parts * a.m_rows) * NV_D * 4;
+    const uint32_t items = a.m_rows * a.k;
     return (uint32_t)(warps * ring_bytes + a.m_rows * (a.k + 1) * NV_HCOL +
-                      items * (sizeof(nv_mat) + sizeof(mr_cols) + 4) + (res > bytes ? res : bytes));
+                      items * (sizeof(nv_mat) + sizeof(mr_cols) + 4) + (items + parts * a.m_rows) * NV_D * 4);
 }
 
 /* The warps of up: as many as the router's block leaves registers for. */
 template <int TF> static int nv_run(struct qx_queue *q, const nv_args &a)
 {
     const int warps_up = 20, ring = 2, warps = 16;
-    uint32_t su = nv_up_smem(a, warps_up, ring);
+    uint32_t su = nv_up_smem(a, warps_up, ring, nv_shared<TF>::PARTS);
     su = su > ALONE_SHARED ? su : ALONE_SHARED; /* its tasks are divided as if each had a multiprocessor */
     const uint32_t sd = nv_down_smem(a, warps, nv_down_ring<warps>::BYTES, nv_shared<TF>::D_PARTS);
     const dim3 up((unsigned)q->n_sm), down(NV_BLOCKS);
@@ -611,6 +639,7 @@ int qx_moe_nv(struct qx_queue *q, const struct qx_op_moe *o)
     a.s_vec = (const uint16_t *)o->s_gate_vec.codes;
     a.sg = (float *)q->ws;
     a.hs = q->ws + 256;
+    a.list = (nv_list *)(q->ws + NV_LIST_AT);
     for (uint32_t r = 0; r < o->n_rows; r += 8) {
         moe_take_rows(a, q, o, r);
         const int e = f == QX_W_BF16 ? nv_run<TF_BF16>(q, a) : nv_run<TF_MX>(q, a);

@@ -18,7 +18,11 @@
 #define NV_BLOCKS (NV_H / NV_D)
 #define NV_XCOL (NV_H * 2u + 64u) /* bytes from column to column */
 #define NV_HCOL (NV_I * 2u)
+#define NV_LIST_AT (128u << 10) /* in the workspace; the columns before it take 256 + 8 * 11 * NV_HCOL bytes */
+#define NV_MAT_WORDS 6u         /* of an nv_mat and of an mr_cols */
+#define NV_COLS_WORDS 5u
 
+struct nv_list;
 struct nv_args {
     static constexpr uint32_t hidden = NV_H;
     uint32_t m_rows, k, n_experts;
@@ -31,6 +35,7 @@ struct nv_args {
     uint8_t *hs; /* [row * (k + 1) + slot] columns of bf16 */
     float *sg;   /* [row] sigmoid of the shared gate */
     float *y;
+    struct nv_list *list;
 };
 
 /* An expert's matrix. */
@@ -91,7 +96,8 @@ template <int TF, int N> struct nv_part {
             b[i] = ld_stream(c1 + (first + i) * 64 + t * 16);
         }
     }
-    /* col: a lane's column, in the order of mr_unit */
+    /* col: a lane's column, in the order of nv_unit or of mr_unit */
+    template <bool NV = false>
     __device__ __forceinline__ void run(float (&acc)[4], const uint8_t *col, const uint8_t *s0, const uint8_t *s1,
                                         uint32_t first, uint32_t t) const
     {
@@ -110,7 +116,7 @@ template <int TF, int N> struct nv_part {
                 asm volatile("" : "+r"(lo[j]), "+r"(hi[j]));
             }
             if (TF == TF_BF16) {
-                const uint4 x = *(const uint4 *)(col + bs * 64 + ((t ^ (bs & 3)) << 4));
+                const uint4 x = *(const uint4 *)(col + (NV ? nv_unit(bs * 4 + t) : mr_unit(bs * 4 + t)));
                 mr_mma_bf16(acc, lo, hi, x);
             } else {
                 const float m0 = e8m0_f(m[i]), m1 = e8m0_f(n[i]);
@@ -120,7 +126,8 @@ template <int TF, int N> struct nv_part {
                     uint32_t p[4], r[4];
                     mr_dec_bytes(lo, j, m0, p);
                     mr_dec_bytes(hi, j, m1, r);
-                    const uint4 x = *(const uint4 *)(col + bs * 128 + (((2 * t + j) ^ ((2 * bs + (t >> 1)) & 3)) << 4));
+                    const uint32_t u = bs * 8 + 2 * t + j;
+                    const uint4 x = *(const uint4 *)(col + (NV ? nv_unit(u) : mr_unit(u)));
                     mr_mma(part, p, r, x);
                 }
 #pragma unroll
@@ -133,6 +140,15 @@ template <int TF, int N> struct nv_part {
 };
 
 /* ---- the experts a step picked ---- */
+
+/* What up tells down. */
+struct nv_list {
+    uint32_t n, pad[3];
+    nv_mat mat[8 * NV_MAX_K];
+    mr_cols cols[8 * NV_MAX_K];
+};
+static_assert(sizeof(nv_mat) == NV_MAT_WORDS * 4 && sizeof(mr_cols) == NV_COLS_WORDS * 4, "");
+static_assert(256 + 8 * (NV_MAX_K + 1) * NV_HCOL <= NV_LIST_AT, "");
 
 struct nv_picks {
     uint32_t before[4], n;
