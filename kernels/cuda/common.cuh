@@ -22,18 +22,22 @@ extern "C" {
 #define QX_N_TICKETS 16384
 
 /* Words of a value and, in the high half, the number of the launch that wrote it, so that readers can wait for
- * the data itself: those of the mixers, those of the router, those of attention, and what counts their launches. */
+ * the data itself: those of the mixers, of the router, of the experts, of attention, and what counts their launches. */
 #define QX_HC_WORDS 131072
 #define QX_ROUTE_WORDS 65536
-#define QX_N_NUMBERS 64
+#define QX_MOE_WORDS 8192
+#define QX_MOE_BLOCKS 256
+#define QX_MOE_NUMBERS 64 /* the first of the experts' */
+#define QX_N_NUMBERS (QX_MOE_NUMBERS + 2 * QX_MOE_BLOCKS + 16 /* attention's */)
 #define QX_ATTEND_ROWS 8       /* the most rows a launch of attention and its selection */
 #define QX_ATTEND_WORDS 2396160
 #define QX_SCORE_WORDS (QX_ATTEND_ROWS * 33792)
 #define QX_PICK_PLACES 64 /* selections whose words lie apart: more than can be under way at once */
 #define QX_PICK_BLOCKS 512
 #define QX_PICK_WORDS (QX_PICK_PLACES * QX_ATTEND_ROWS * (QX_PICK_BLOCKS + 1)) /* the last ones are numbers */
-#define QX_N_WORDS \
-    (QX_HC_WORDS + QX_ROUTE_WORDS + QX_N_NUMBERS + QX_ATTEND_WORDS + QX_SCORE_WORDS + QX_PICK_WORDS + 1 /* late_done */)
+#define QX_N_WORDS                                                                                       \
+    (QX_HC_WORDS + QX_ROUTE_WORDS + QX_MOE_WORDS + QX_N_NUMBERS + QX_ATTEND_WORDS + QX_SCORE_WORDS + QX_PICK_WORDS + \
+     1 /* late_done */)
 
 struct qx_cuda; /* the backend, cuda_backend.cu */
 
@@ -52,8 +56,10 @@ struct qx_queue {
     struct qx_error first;  /* the first failure since the last wait */
     uint8_t *ws;            /* workspace of ops, WS_BYTES */
     unsigned *tickets;      /* QX_N_TICKETS zeros */
-    uint64_t *words, *route_words, *attend_words, *score_words, *pick_words; /* what blocks tell each other */
-    unsigned *numbers;      /* of launches: [0] mixers, [1 + row] routers, the last ten attention */
+    /* what blocks tell each other */
+    uint64_t *words, *route_words, *moe_words, *attend_words, *score_words, *pick_words;
+    /* of launches: [0] mixers, [1 + row] routers, [QX_MOE_NUMBERS + block] experts, the last ten attention */
+    unsigned *numbers;
     uint64_t mixer_at;      /* n_launches right after a mixer */
     uint64_t n_launches;
     struct {

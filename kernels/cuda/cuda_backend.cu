@@ -212,8 +212,9 @@ static int cu_queue_create(struct qx_backend *be, struct qx_queue **out, struct 
     }
     if (e == cudaSuccess) {
         q->route_words = q->words + QX_HC_WORDS;
-        q->numbers = (unsigned *)(q->route_words + QX_ROUTE_WORDS);
-        q->attend_words = q->route_words + QX_ROUTE_WORDS + QX_N_NUMBERS;
+        q->moe_words = q->route_words + QX_ROUTE_WORDS;
+        q->numbers = (unsigned *)(q->moe_words + QX_MOE_WORDS);
+        q->attend_words = q->moe_words + QX_MOE_WORDS + QX_N_NUMBERS;
         q->score_words = q->attend_words + QX_ATTEND_WORDS;
         q->pick_words = q->score_words + QX_SCORE_WORDS;
         q->late_done = (unsigned *)(q->pick_words + QX_PICK_WORDS);

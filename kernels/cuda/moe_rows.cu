@@ -15,7 +15,7 @@
  * What may be read before the wait: moe_rows_down starts only after every block of moe_rows_up has seen the
  * router end, so expert numbers and weights are read at once. moe_rows_up reads m at once with `early` set:
  * then the launch before it is the router, which lets others start only after it has seen m. */
-#include "moe_rows.cuh"
+#include "moe_one.cuh"
 #include "stream.cuh"
 
 /* ---- gate and up ---- */
@@ -73,6 +73,7 @@ struct mr_up_ctx {
     uint8_t *ring, *xs;
     float4 *part; /* [warp][lane] */
     mr_up_shared *sh;
+    uint32_t number;     /* of the launch, where columns go as words */
     uint32_t units_done; /* tiles of this block in earlier phases */
     uint32_t prev;       /* the warp's last tile + 1 */
 };
@@ -132,12 +133,27 @@ __device__ __forceinline__ void mr_up_phase(const mr_args &a, mr_up_ctx &x,
         }
         const float f0 = m[0].factor, f1 = m[1].factor;
         const float h0 = silu_f(f0 * s.x) * (f1 * s.z), h1 = silu_f(f0 * s.y) * (f1 * s.w);
-        uint8_t *h = a.hs + mr_elem(tile * 8 + g);
-        if (2 * q < col.n) {
-            *(uint16_t *)(h + col.item[2 * q] * a.h_col) = to_bf16(h0);
-        }
-        if (2 * q + 1 < col.n) {
-            *(uint16_t *)(h + col.item[2 * q + 1] * a.h_col) = to_bf16(h1);
+        if (FAST) {
+            /* a word of rows g and g + 4, of the one or two columns that lanes with q = 0 have */
+            const float o0 = __shfl_down_sync(0xffffffffu, h0, 16), o1 = __shfl_down_sync(0xffffffffu, h1, 16);
+            if (lane < 16 && q == 0) {
+#pragma unroll
+                for (uint32_t z = 0; z < ONE_ROWS; ++z) {
+                    if (z < col.n) { /* items: row * k + slot, then the shared expert's */
+                        const uint32_t column = ROUTED ? col.item[z] - col.row[z] : ONE_ITEMS + col.row[z];
+                        word_post(one_words{a.words, a.numbers}.unit(column, tile) + g, __uint_as_float(z ? pack_bf16(h1, o1) : pack_bf16(h0, o0)),
+                                  x.number);
+                    }
+                }
+            }
+        } else {
+            uint8_t *h = a.hs + mr_elem(tile * 8 + g);
+            if (2 * q < col.n) {
+                *(uint16_t *)(h + col.item[2 * q] * a.h_col) = to_bf16(h0);
+            }
+            if (2 * q + 1 < col.n) {
+                *(uint16_t *)(h + col.item[2 * q + 1] * a.h_col) = to_bf16(h1);
+            }
         }
         __syncwarp();
         if (lane == 0) {
@@ -164,7 +180,7 @@ __device__ __forceinline__ void mr_stage_x(const mr_args &a, uint8_t *xs)
 }
 
 /* sigmoid of the shared expert's gate in f32, a row a block from the last on. */
-__device__ __forceinline__ void mr_shared_gate(const mr_args &a, float *red)
+template <int FAST> __device__ __forceinline__ void mr_shared_gate(const mr_args &a, float *red, uint32_t number)
 {
     const uint32_t tid = threadIdx.x;
     for (uint32_t m = gridDim.x - 1 - blockIdx.x; m < a.m_rows; m += gridDim.x) {
@@ -176,6 +192,9 @@ __device__ __forceinline__ void mr_shared_gate(const mr_args &a, float *red)
             s = fmaf(bf16_f(__ldg(w + i)), __ldcg(v + i), s);
         }
         mr_gate_end(s, red, a.sg, m);
+        if (FAST && tid == 0) {
+            word_post(one_words{a.words, a.numbers}.gate(m), a.sg[m], number);
+        }
         __syncthreads();
     }
 }
@@ -229,13 +248,14 @@ template <int R, int FAST> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
             pdl_wait();
             pdl_next();
         }
+        x.number = FAST ? __ldcg(a.numbers + blockIdx.x) + 1 : 0;
         mr_stage_x(a, x.xs);
         __syncthreads();
         mr_up_phase<R, FAST, false>(a, x, ring, job, &s_cols, units * a.parts_s.d, warp, lane);
         x.units_done = units;
         copy_wait<0>();
     }
-    mr_shared_gate(a, red);
+    mr_shared_gate<FAST>(a, red, x.number);
     /* zeros after the end of the columns, which the last steps of down read */
     if (!FAST && blockIdx.x == gridDim.x - 1) {
         const uint32_t end = (a.h_col - 64) / 2, n = (a.m_rows * (a.k + 1));
@@ -274,13 +294,16 @@ template <int R, int FAST> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
     mr_ring<R, FAST, mr_up_job<FAST, true>> ring;
     ring.begin(job, x.ring, warp, units * a.parts_r.d, lane);
     mr_up_phase<R, FAST, true>(a, x, ring, job, cols, units * a.parts_r.d, warp, lane);
+    if (FAST && tid == 0) {
+        a.numbers[blockIdx.x] = x.number;
+    }
 }
 
 /* ---- down ---- */
 
 /* A block has nq >= 4 groups of four output rows. Of a matrix cut into parts of columns, group b of a list is
  * part b / nq of the list's matrices, rows b % nq; four groups make a task. */
-template <int FAST> struct mr_down_job {
+struct mr_down_job {
     const mr_args &a;
     const mr_mat *mat; /* [0] the shared expert's, then the picked ones' */
     uint32_t first;    /* tasks of the shared expert */
@@ -323,17 +346,17 @@ template <int FAST> struct mr_down_job {
 };
 
 /* One task up to where the columns are needed, and the rest. */
-template <int R, int FAST, int NB, bool SHARED, bool SH_EXPERT> struct mr_down_task {
+template <int R, int NB, bool SHARED, bool SH_EXPERT> struct mr_down_task {
     mr_side<NB> side;
     int32_t at[2][2]; /* where in res a lane's sums go, < 0: nowhere */
     float f[2];
 
-    __device__ __forceinline__ void prepare(const mr_args &a, const mr_down_job<FAST> &job, const mr_cols *cols,
+    __device__ __forceinline__ void prepare(const mr_args &a, const mr_down_job &job, const mr_cols *cols,
                                             uint32_t b0, const uint8_t *hs, uint32_t rd, uint32_t lane)
     {
         const uint32_t g = lane >> 2, q = lane & 3, items = a.m_rows * a.k;
         const mr_cut &c = SH_EXPERT ? a.down_s : a.down_r;
-        const uint8_t tf = FAST ? (uint8_t)(SH_EXPERT ? FAST : TF_NV) : c.tf;
+        const uint8_t tf = c.tf;
         const auto b1 = job.of(SH_EXPERT, b0), b2 = job.of(SH_EXPERT, b0 + 3);
         const bool two = b2.s != b1.s && !b2.empty;
         const mr_cols &c0 = cols[b1.e], &c1 = cols[b2.e];
@@ -373,13 +396,13 @@ template <int R, int FAST, int NB, bool SHARED, bool SH_EXPERT> struct mr_down_t
             }
         }
     }
-    __device__ __forceinline__ void run(const mr_args &a, mr_ring<R, FAST, mr_down_job<FAST>> &ring,
-                                        const mr_down_job<FAST> &job, float *res, uint32_t lane)
+    __device__ __forceinline__ void run(const mr_args &a, mr_ring<R, TF_GEN, mr_down_job> &ring,
+                                        const mr_down_job &job, float *res, uint32_t lane)
     {
         const mr_cut &c = SH_EXPERT ? a.down_s : a.down_r;
-        const uint8_t tf = FAST ? (uint8_t)(SH_EXPERT ? FAST : TF_NV) : c.tf;
+        const uint8_t tf = c.tf;
         float acc[NB][4] = {};
-        mr_run<R, FAST, NB, SHARED>(acc, ring, job, tf, side, c.per, lane);
+        mr_run<R, TF_GEN, NB, SHARED>(acc, ring, job, tf, side, c.per, lane);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -393,7 +416,7 @@ template <int R, int FAST, int NB, bool SHARED, bool SH_EXPERT> struct mr_down_t
     }
 };
 
-template <int R, int FAST, bool SHARED, bool MANY> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
+template <int R, bool SHARED, bool MANY> __global__ void __launch_bounds__(MR_WARPS * 32, 2)
     moe_rows_down(const __grid_constant__ mr_args a)
 {
     extern __shared__ uint4 sm4[];
@@ -430,9 +453,9 @@ template <int R, int FAST, bool SHARED, bool MANY> __global__ void __launch_boun
     __syncthreads();
     mr_by by;
     by.set(nq);
-    const mr_down_job<FAST> job = {a, mat, (a.down_s.parts * nq + 3) / 4, n_uniq, q0 * 4, by};
+    const mr_down_job job = {a, mat, (a.down_s.parts * nq + 3) / 4, n_uniq, q0 * 4, by};
     const uint32_t n_tasks = job.first + (n_uniq * nq + 3) / 4;
-    mr_ring<R, FAST, mr_down_job<FAST>> ring;
+    mr_ring<R, TF_GEN, mr_down_job> ring;
     ring.begin(job, (uint8_t *)sm4 + warp * (R * MR_STEP), warp, n_tasks, lane);
     const uint8_t *h = SHARED ? hs : a.hs;
     bool waited = false;
@@ -455,12 +478,12 @@ template <int R, int FAST, bool SHARED, bool MANY> __global__ void __launch_boun
 #pragma unroll 1
     for (; task < job.first; task += MR_WARPS) {
         if (MANY) {
-            mr_down_task<R, FAST, 2, SHARED, true> t;
+            mr_down_task<R, 2, SHARED, true> t;
             t.prepare(a, job, cols, 4 * task, h, rd, lane);
             wait();
             t.run(a, ring, job, res, lane);
         } else {
-            mr_down_task<R, FAST, 1, SHARED, true> t;
+            mr_down_task<R, 1, SHARED, true> t;
             t.prepare(a, job, cols, 4 * task, h, rd, lane);
             wait();
             t.run(a, ring, job, res, lane);
@@ -475,12 +498,12 @@ template <int R, int FAST, bool SHARED, bool MANY> __global__ void __launch_boun
             wide = !b2.empty && b2.s != b1.s && cols[b1.e].n + cols[b2.e].n > 8;
         }
         if (MANY && wide) {
-            mr_down_task<R, FAST, 2, SHARED, false> t;
+            mr_down_task<R, 2, SHARED, false> t;
             t.prepare(a, job, cols, b0, h, rd, lane);
             wait();
             t.run(a, ring, job, res, lane);
         } else {
-            mr_down_task<R, FAST, 1, SHARED, false> t;
+            mr_down_task<R, 1, SHARED, false> t;
             t.prepare(a, job, cols, b0, h, rd, lane);
             wait();
             t.run(a, ring, job, res, lane);
@@ -599,7 +622,8 @@ static bool make_args(mr_args &a, struct qx_queue *q, const struct qx_op_moe *o)
     return up_smem(m, 5) <= MR_SMEM_MAX && down_smem(m, grid, 5, true) <= MR_SMEM_MAX;
 }
 
-template <int FAST> static int run_rows(struct qx_queue *q, const mr_args &a)
+/* FAST: o is what moe_one.cu takes. */
+template <int FAST> static int run_rows(struct qx_queue *q, const mr_args &a, const struct qx_op_moe *o)
 {
     /* one row: a ring of five steps, the columns in shared memory; both launches fit into a multiprocessor */
     const uint32_t ring = a.m_rows == 1 ? 5 : 3, grid = down_grid(q, a.hidden);
@@ -613,14 +637,17 @@ template <int FAST> static int run_rows(struct qx_queue *q, const mr_args &a)
     if (r) {
         return r;
     }
+    if (FAST) {
+        return qx_moe_one_down(q, o, {a.words, a.numbers});
+    }
     if (ring == 5) {
-        return launch(q, "moe", moe_rows_down<5, FAST, true, false>, g2, block, sd, a);
+        return launch(q, "moe", moe_rows_down<5, true, false>, g2, block, sd, a);
     }
     if (in) {
-        return a.m_rows <= 4 ? launch(q, "moe", moe_rows_down<3, FAST, true, false>, g2, block, sd, a)
-                             : launch(q, "moe", moe_rows_down<3, FAST, true, true>, g2, block, sd, a);
+        return a.m_rows <= 4 ? launch(q, "moe", moe_rows_down<3, true, false>, g2, block, sd, a)
+                             : launch(q, "moe", moe_rows_down<3, true, true>, g2, block, sd, a);
     }
-    return launch(q, "moe", moe_rows_down<3, FAST, false, true>, g2, block, sd, a);
+    return launch(q, "moe", moe_rows_down<3, false, true>, g2, block, sd, a);
 }
 
 int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o)
@@ -638,14 +665,14 @@ int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o)
     a.s_vec = o->s_gate_vec;
     a.sg = (float *)q->ws;
     a.hs = q->ws + 256;
-    const bool fast = a.up_s.tf == a.down_s.tf && (a.up_s.tf == TF_BF16 || a.up_s.tf == TF_MX) && a.up_r.tf == TF_NV &&
-                      a.inter % 128 == 0 && a.s_inter % 128 == 0 && a.inter == a.s_inter && a.hidden % 32 == 0 &&
-                      a.up_s.per * a.up_s.parts * 64 == a.up_s.bytes && a.up_r.per * a.up_r.parts * 64 == a.up_r.bytes;
+    a.words = q->moe_words;
+    a.numbers = q->numbers + QX_MOE_NUMBERS;
+    const bool one = qx_moe_one_takes(q, o);
     for (uint32_t r = 0; r < o->n_rows; r += 8) {
         moe_take_rows(a, q, o, r);
-        const int e = !fast                      ? run_rows<TF_GEN>(q, a)
-                      : a.up_s.tf == TF_BF16 ? run_rows<TF_BF16>(q, a)
-                                             : run_rows<TF_MX>(q, a);
+        const int e = !one                    ? run_rows<TF_GEN>(q, a, o)
+                      : a.up_s.tf == TF_BF16 ? run_rows<TF_BF16>(q, a, o)
+                                             : run_rows<TF_MX>(q, a, o);
         if (e) {
             return e;
         }

@@ -58,6 +58,8 @@ struct mr_args {
     struct qx_weight s_gate, s_up, s_down, s_vec;
     uint8_t *hs; /* [row * (k + 1) + slot] columns of bf16 */
     float *sg;   /* [row] sigmoid of the shared gate */
+    uint64_t *words; /* where columns go as words (moe_one.cuh) */
+    unsigned *numbers;
     float *y;
 };
 
