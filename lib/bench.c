@@ -445,9 +445,11 @@ static int time_ops(struct qx_model *m, struct op_list l, const double by_op[QX_
             o->bytes += by_op[j];
         }
         m->be->ops = whole ? all : &one;
+        m->alone = !whole;
         l.whole = whole;
         rc = qx_exec_record(m, issue, &l, &g, &o->n_nodes, err);
         m->be->ops = all;
+        m->alone = false;
         bool beside = i >= 0 && !whole;
         if (!rc && o->n_nodes > (beside ? copies.n_nodes : 0)) {
             rc = time_graph(m, g, &o->s, err);

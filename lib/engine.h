@@ -169,6 +169,7 @@ struct qx_model {
     struct qx_plan_part parts[16];
     bool kv_bf16, act_bf16;     /* ops.h */
     bool prompt;                /* the ops being issued read a prompt (ops.h) */
+    bool alone;                 /* ops of one kind are issued without the others: none may rely on the next (late) */
 
     struct qx_weight embed, head;
     struct qx_layer *layers;    /* [n_layers] */
