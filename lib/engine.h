@@ -390,7 +390,8 @@ int qx_exec_mtp(struct qx_model *m, const struct qx_row *rows, uint32_t n, const
 /* What `ops` enqueues as a graph, with its number of nodes (may be NULL); *graph is NULL on failure. */
 int qx_exec_record(struct qx_model *m, int (*ops)(struct qx_model *m, const void *user, struct qx_error *err),
                    const void *user, void **graph, uint64_t *n_nodes, struct qx_error *err);
-/* For measuring: the ops of a round of one sequence as the last one ran, of k drafts, all or a part of them; the control blocks are uploaded again or are what is left there. */
+/* For measuring: the ops of a round of one sequence as the last one ran, of k drafts, all or a part of them; the
+ * control blocks are uploaded again or are what is left there. */
 enum qx_round_part { QX_ROUND_ALL = 0, QX_ROUND_CHECK, QX_ROUND_DRAFTS };
 int qx_exec_round_ops(struct qx_model *m, uint32_t k, enum qx_round_part part, bool upload, struct qx_error *err);
 /* Waits for everything enqueued. */

@@ -410,8 +410,8 @@ int qx_exec_round_ops(struct qx_model *m, uint32_t k, enum qx_round_part part, b
 {
     bool all = part == QX_ROUND_ALL, chain = part != QX_ROUND_CHECK;
     struct step_plan p = {.kind = part == QX_ROUND_DRAFTS ? STEP_CHAIN : STEP_MAIN, .n_rows = k + 1, .n_logits = k + 1,
-                          .all_rows = true, .n_chain = chain, .n_drafts = chain ? k : 0, .feed = all, .greedy = qx_head_by_copy(m, k + 1),
-                          .again = !upload};
+                          .all_rows = true, .n_chain = chain, .n_drafts = chain ? k : 0, .feed = all,
+                          .greedy = qx_head_by_copy(m, k + 1), .again = !upload};
     int rc = run_ops(m, &p, NULL, err);
     return rc || part != QX_ROUND_DRAFTS ? rc : feed_ops(m, &p, err);
 }

@@ -1,5 +1,5 @@
-/* head_copy.c: a copy of the head in six bits a value, with which a device finds the largest logit of a row: the copy is
- * read, and of the head only the rows that may have it (ops.h, head_best). What is chosen is what the whole head
+/* head_copy.c: a copy of the head in six bits a value, with which a device finds the largest logit of a row: the copy
+ * is read, and of the head only the rows that may have it (ops.h, head_best). What is chosen is what the whole head
  * chooses, bit for bit: so some steps may use the copy and others, whose logits are wanted, not. */
 #include "engine.h"
 

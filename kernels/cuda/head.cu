@@ -1,13 +1,14 @@
-/* head.cu: the largest of a head's logits without reading all of it. A copy in six bits a value gives every logit within
- * a bound that is known for its row; only rows whose logit may be the largest are read as they are stored. The result is
- * that of the whole head; with bounds of 3 % of a row's length that is a few hundred rows of 248,320 where nothing stands
- * out.
+/* head.cu: the largest of a head's logits without reading all of it. A copy in six bits a value gives every logit
+ * within a bound that is known for its row; only rows whose logit may be the largest are read as they are stored. The
+ * result is that of the whole head; with bounds of 3 % of a row's length that is a few hundred rows of 248,320 where
+ * nothing stands out.
  *
- * The copy: tiles of eight rows, in them chunks of 128 columns, each as the lanes of a warp take it. Lane 4 g + q has row
- * g's columns 32 j + 8 q + 0 .. 7, j < 4, as pairs P = 4 j + 0 .. 3 of codes 0 .. 63, which mean (code - 32) / 64 of the
- * scale of the row's 64 columns j / 2. In each half of six words: bits 0 to 5 and 6 to 11 of word w are pairs 2 w and
- * 2 w + 1, bits 12 to 15 the low bits of pair 12 + w for w < 4, the high bits of pairs 12 to 15 in turn for w = 4, 5. First
- * all lanes' words 0 to 3, then words 4 and 5, then the scales, a byte each: five bits of exponent, three of fraction. */
+ * The copy: tiles of eight rows, in them chunks of 128 columns, each as the lanes of a warp take it. Lane 4 g + q has
+ * row g's columns 32 j + 8 q + 0 .. 7, j < 4, as pairs P = 4 j + 0 .. 3 of codes 0 .. 63, which mean (code - 32) / 64
+ * of the scale of the row's 64 columns j / 2. In each half of six words: bits 0 to 5 and 6 to 11 of word w are pairs 2 w
+ * and 2 w + 1, bits 12 to 15 the low bits of pair 12 + w for w < 4, the high bits of pairs 12 to 15 in turn for w = 4, 5.
+ * First all lanes' words 0 to 3, then words 4 and 5, then the scales, a byte each: five bits of exponent, three of
+ * fraction. */
 #include "best.cuh"
 #include "stream.cuh"
 
@@ -61,7 +62,9 @@ __global__ void __launch_bounds__(256) head_copy_tiles(struct qx_op_head_copy a)
             most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
             finite = (__ballot_sync(0xffffffffu, finite) >> (lane & ~3u) & 15u) == 15u;
             const uint32_t bits = __float_as_uint(__fdiv_rn(most * 64.0f, 31.0f * HB_UNIT)) + 0xfffffu;
-            const uint32_t code = !finite || bits >= HB_BASE + (256u << 20) ? 255 : bits < HB_BASE ? 0 : (bits - HB_BASE) >> 20;
+            const uint32_t code = !finite || bits >= HB_BASE + (256u << 20) ? 255
+                                  : bits < HB_BASE                          ? 0
+                                                                            : (bits - HB_BASE) >> 20;
             const float scale = hb_scale(code) * HB_UNIT;
             scales |= code << (8 * pair);
 #pragma unroll
@@ -177,8 +180,8 @@ __device__ __forceinline__ void hn_chunk(float (&acc)[2], uint32_t p, uint32_t x
 }
 
 /* All logits of the copy, for up to eight rows of input: a block a multiprocessor, a tile a warp, each warp with a ring
- * of its own that it fills itself. At the end, for every row of input, the head's own logit of the block's best row: the
- * largest cannot be below it; and the square of the input's length. */
+ * of its own that it fills itself. At the end, for every row of input, the head's own logit of the block's best row:
+ * the largest cannot be below it; and the square of the input's length. */
 __global__ void __maxnreg__(72) head_near(const __grid_constant__ hn_args a)
 {
     extern __shared__ __align__(128) uint8_t smem[];
@@ -192,7 +195,8 @@ __global__ void __maxnreg__(72) head_near(const __grid_constant__ hn_args a)
     const uint32_t n_tiles = (a.rows + 7) / 8, n_seg = (a.n_chunks + HN_SEG - 1) / HN_SEG;
     const uint32_t t0 = (uint32_t)((uint64_t)n_tiles * blockIdx.x / gridDim.x);
     const uint32_t t1 = (uint32_t)((uint64_t)n_tiles * (blockIdx.x + 1) / gridDim.x);
-    const uint32_t ring = smem_addr(smem) + warp * (HN_SLOTS * HN_SEG * HB_CHUNK), bar = smem_addr(bars + warp * HN_SLOTS);
+    const uint32_t ring = smem_addr(smem) + warp * (HN_SLOTS * HN_SEG * HB_CHUNK);
+    const uint32_t bar = smem_addr(bars + warp * HN_SLOTS);
     if (lane == 0) {
 #pragma unroll
         for (uint32_t i = 0; i < HN_SLOTS; ++i) {
@@ -360,8 +364,8 @@ struct hb_shared {
 
 /* Eight rows of the head (fewer: the last again) times the rows of input, summed as linear.cu sums (linear_slot.cuh):
  * so a logit has the same bits there and here. */
-__device__ __forceinline__ void hb_rows(const struct qx_op_head_best &a, hb_shared &s, const uint8_t *xs, uint32_t pitch,
-                                        const uint32_t *list, uint32_t n)
+__device__ __forceinline__ void hb_rows(const struct qx_op_head_best &a, hb_shared &s, const uint8_t *xs,
+                                        uint32_t pitch, const uint32_t *list, uint32_t n)
 {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
     const uint32_t bytes = a.head.cols * 2;

@@ -9,6 +9,7 @@ static void copy_tile(const struct qx_queue *q, void *user, uint64_t tile)
     const struct qx_op_head_copy *a = user;
     uint32_t rows = a->from.rows, cols = a->from.cols, n_chunks = (cols + 127) / 128;
     uint8_t *to = a->codes + tile * n_chunks * 784;
+    const uint16_t *from = a->from.codes;
     double d2[8] = {0}, w2[8] = {0};
     (void)q;
     for (uint32_t c = 0; c < n_chunks; ++c, to += 784) {
@@ -19,12 +20,13 @@ static void copy_tile(const struct qx_queue *q, void *user, uint64_t tile)
                 bool finite = true;
                 for (uint32_t i = 0; i < 64; ++i) {
                     uint64_t row = tile * 8 + g, col = c * 128 + j * 64 + i;
-                    v[i] = row < rows && col < cols ? qx_bf16_to_f32(((const uint16_t *)a->from.codes)[row * cols + col]) : 0.0f;
+                    v[i] = row < rows && col < cols ? qx_bf16_to_f32(from[row * cols + col]) : 0.0f;
                     finite = finite && isfinite(v[i]);
                     most = fabsf(v[i]) > most ? fabsf(v[i]) : most;
                 }
                 uint32_t bits = qx_f32_bits(most * 64.0f / (31.0f * 256.0f)) + 0xfffffu;
-                uint32_t code = !finite || bits >= 0x40000000u ? 255 : bits < 0x30000000u ? 0 : (bits - 0x30000000u) >> 20;
+                uint32_t code = !finite || bits >= 0x40000000u ? 255 : bits < 0x30000000u ? 0
+                                : (bits - 0x30000000u) >> 20;
                 float scale = qx_f32_from_bits(code << 20 | 0x30000000u) * 256.0f;
                 to[768 + g * 2 + j] = (uint8_t)code;
                 for (uint32_t i = 0; i < 64; ++i) {

@@ -102,7 +102,8 @@ static void best(struct kern_ctx *c, int v)
     uint32_t n = sh[v % 8][0], rows = sh[v % 8][1], cols = sh[v % 8][2];
     bool sampled = v & 128;
     struct qx_weight w = kern_weight(c, QX_W_BF16, rows, cols, v / 8 % 8);
-    float *x = kern_f32(c, (size_t)n * cols, 1.0f), *off = kern_new(c, rows * 4), *l = kern_new(c, (size_t)n * rows * 4);
+    float *x = kern_f32(c, (size_t)n * cols, 1.0f), *off = kern_new(c, rows * 4);
+    float *l = kern_new(c, (size_t)n * rows * 4), *scratch = kern_new(c, best_scratch(n, rows));
     uint8_t *codes = kern_new(c, QX_HEAD_COPY_BYTES(rows, cols));
     const float nan = NAN;
     if (c->as == 120) {
@@ -118,14 +119,15 @@ static void best(struct kern_ctx *c, int v)
         kern_out(c, "value", 'f', val, n, 3e-6);
         kern_out(c, "prob", 'f', prob, n, v / 8 % 8 == 1 || rows == 1 ? 0.5 : 0.02); /* logits far apart, or one */
     }
-    kern_shape(c, "%u x [%u, %u] kind %d%s%s", n, rows, cols, v / 8 % 8, v & 64 ? ", NaN" : "", sampled ? ", sampled" : "");
+    kern_shape(c, "%u x [%u, %u] kind %d%s%s", n, rows, cols, v / 8 % 8, v & 64 ? ", NaN" : "",
+               sampled ? ", sampled" : "");
     const struct qx_op_head_copy cp = {.from = w, .codes = codes, .off = off};
     c->rc = c->rc ? c->rc : c->be->ops->head_copy(c->q, &cp) || c->be->wait(c->q, NULL);
     if (c->rc) {
         return;
     }
-    KERN_RUN(c, head_best, {.n_rows = n, .head = w, .codes = codes, .off = off, .x = x, .near = l, .id = id, .value = val,
-                            .prob = prob, .finite = sampled, .told = told, .scratch = kern_new(c, best_scratch(n, rows))});
+    KERN_RUN(c, head_best, {.n_rows = n, .head = w, .codes = codes, .off = off, .x = x, .near = l, .id = id,
+                            .value = val, .prob = prob, .finite = sampled, .told = told, .scratch = scratch});
     const struct qx_op_linear ln = {.act_bf16 = true, .n_rows = n, .n_weights = 1, .x = x, .x_stride = cols,
                                     .y_stride = rows, .w = {w}, .y = l};
     c->rc = c->rc ? c->rc : c->be->ops->linear(c->q, &ln);
@@ -158,8 +160,8 @@ static void head_speed(struct kern_ctx *c, int n_rows)
     float *off = kern_new(c, rows * 4);
     const struct qx_op_head_copy cp = {.from = w, .codes = codes, .off = off};
     c->rc = c->be->ops->head_copy(c->q, &cp) || c->be->wait(c->q, NULL);
-    struct qx_op_head_best a = {.n_rows = n, .head = w, .codes = codes, .off = off, .x = kern_f32(c, (size_t)n * cols, 1.0f),
-                                .near = kern_new(c, (size_t)n * rows * 4), .id = kern_new(c, n * 4),
+    struct qx_op_head_best a = {.n_rows = n, .head = w, .codes = codes, .off = off,
+                                .x = kern_f32(c, (size_t)n * cols, 1.0f), .near = kern_new(c, (size_t)n * rows * 4), .id = kern_new(c, n * 4),
                                 .finite = true, .scratch = kern_new(c, best_scratch(n, rows))};
     c->bytes = bytes;
     kern_shape(c, "the released head, %u rows", n);
@@ -200,8 +202,8 @@ static void accept(struct kern_ctx *c, int v)
 #define N(i) {"draft_next", "draft_next", next, i, 0}
 #define I(i) {"draft_in", "draft_in", in, i, 0}
 const struct kern_case kern_cases_draft[] = {
-    A(0), A(1), A(1 + 16), A(3), A(3 + 16), A(3 + 48), A(8 + 64), A(8 + 128), A(3 + 256), A(3 + 16 + 512), A(8 + 48 + 256),
-    A(3 + 48 + 4096), A(3 + 32 + 8192), A(4 + 256 + 4 * 4096), A(4 + 3 * 256 + 2 * 4096),
+    A(0), A(1), A(1 + 16), A(3), A(3 + 16), A(3 + 48), A(8 + 64), A(8 + 128), A(3 + 256), A(3 + 16 + 512),
+    A(8 + 48 + 256), A(3 + 48 + 4096), A(3 + 32 + 8192), A(4 + 256 + 4 * 4096), A(4 + 3 * 256 + 2 * 4096),
     C(0), C(1), C(2), C(3), C(4), C(8), C(24), C(25),
     B(0), B(1), B(2), B(3), B(4), B(5), B(6), B(7), B(8), B(9), B(24), B(26), B(64), B(65), B(128), B(129), B(135),
     B(128 + 24), B(128 + 64), B(128 + 65),
