@@ -37,8 +37,8 @@ int qx_graph_attn(struct qx_model *m, const struct qx_layer *l, const struct qx_
                               .step = rest, .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads,
                               .head_dim = c->head_dim, .ratio = c->indexer_compress_ratio,
                               .budget_blocks = m->budget.budget_blocks, .q = b->q + at * c->n_heads * c->head_dim,
-                              .in = b->proj + at * width, .in_stride = width, .kv = kv, .block = b->block, .n_block = b->n_block,
-                              .o = b->mixed, .scratch = b->scratch, .act_bf16 = m->act_bf16,
+                              .in = b->proj + at * width, .in_stride = width, .kv = kv, .block = b->block,
+                              .n_block = b->n_block, .o = b->mixed, .scratch = b->scratch, .act_bf16 = m->act_bf16,
                               .prompt = m->prompt}), err);
     QX_RUN(m, linear, (&(struct qx_op_linear){.act_bf16 = m->act_bf16, .prompt = m->prompt,
                                               .n_rows = rest->n_rows, .n_weights = 1, .x = b->mixed,

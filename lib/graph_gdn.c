@@ -11,7 +11,8 @@ int qx_graph_gdn(struct qx_model *m, const struct qx_layer *l, const struct qx_s
     QX_RUN(m, linear, (&(struct qx_op_linear){.act_bf16 = m->act_bf16, .prompt = m->prompt,
                                               .n_rows = s->n_rows, .n_weights = 4, .x = in,
                                               .x_stride = c->hidden_size, .y_stride = width,
-                                              .w = {w->qkv, w->z, w->b, w->a}, .late = m->alone ? 0 : 1u << 1, .y = m->b.proj}), err);
+                                              .w = {w->qkv, w->z, w->b, w->a},
+                                              .late = m->alone ? 0 : 1u << 1, .y = m->b.proj}), err);
     QX_RUN(m, gdn, (&(struct qx_op_gdn){
                        .step = s, .k_heads = c->gdn_k_heads, .v_heads = c->gdn_v_heads,
                        .k_dim = c->gdn_k_dim, .v_dim = c->gdn_v_dim, .conv_kernel = c->gdn_conv_kernel,
