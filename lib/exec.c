@@ -230,7 +230,7 @@ static int draft_ops(struct qx_model *m, const struct qx_step *s, const struct q
     return 0;
 }
 
-/* Rows that the draft head is owed; the drafts behind them are kept for the next chain. */
+/* Keeps n drafts just chosen, and the wide states that go with them, for the next chain. */
 static int keep_drafts(struct qx_model *m, const struct qx_step *s, uint32_t n, const int32_t *row, const float *wide,
                        struct qx_error *err)
 {
@@ -242,6 +242,7 @@ static int keep_drafts(struct qx_model *m, const struct qx_step *s, uint32_t n, 
     return 0;
 }
 
+/* Rows that the draft head is owed. */
 static int mtp_ops(struct qx_model *m, const struct step_plan *p, struct qx_error *err)
 {
     struct qx_buffers *b = &m->b;

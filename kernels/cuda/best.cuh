@@ -28,14 +28,19 @@ __device__ __forceinline__ best best_of(best a, best b)
 {
     return b.key > a.key || (b.key == a.key && b.id < a.id) ? b : a;
 }
+/* Takes over what the lane whose number differs in bit i has, where that is better. */
+__device__ __forceinline__ void best_across(best &b, int i)
+{
+    best o;
+    o.key = __shfl_xor_sync(0xffffffffu, b.key, i);
+    o.id = __shfl_xor_sync(0xffffffffu, b.id, i);
+    b = best_of(b, o);
+}
 static __device__ best block_best(best v, best *sh)
 {
 #pragma unroll
     for (int i = 16; i; i >>= 1) {
-        best o;
-        o.key = __shfl_xor_sync(0xffffffffu, v.key, i);
-        o.id = __shfl_xor_sync(0xffffffffu, v.id, i);
-        v = best_of(v, o);
+        best_across(v, i);
     }
     __syncthreads();
     if ((threadIdx.x & 31) == 0) {

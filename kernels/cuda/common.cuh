@@ -164,6 +164,16 @@ __device__ __forceinline__ uint4 ld_stream(const void *p)
     return v;
 }
 
+/* Sum of the lanes up to this one. */
+template <class T> __device__ __forceinline__ T warp_upto(T v, uint32_t lane)
+{
+#pragma unroll
+    for (int i = 1; i < 32; i <<= 1) {
+        const T o = __shfl_up_sync(0xffffffffu, v, i);
+        v += lane >= (uint32_t)i ? o : 0;
+    }
+    return v;
+}
 __device__ __forceinline__ float warp_sum(float v)
 {
 #pragma unroll

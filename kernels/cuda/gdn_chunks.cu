@@ -92,11 +92,7 @@ __device__ void intra_chunk(const prompt_args &a, intra_smem &s, uint32_t c, uin
             s.beta[warp][r] = beta;
         }
         double sum = g[0] + g[1];
-#pragma unroll
-        for (int i = 1; i < 32; i <<= 1) {
-            const double o = __shfl_up_sync(0xffffffffu, sum, i);
-            sum += lane >= (uint32_t)i ? o : 0.0;
-        }
+        sum = warp_upto(sum, lane);
         s.gamma[warp][lane * 2 + 1] = sum;
         s.gamma[warp][lane * 2] = sum - g[1];
         const double last = __shfl_sync(0xffffffffu, sum, 31);

@@ -126,11 +126,7 @@ __global__ void __launch_bounds__(1024) gdn_plan_rows(const __grid_constant__ pr
         }
         /* exclusive sum over the threads */
         uint64_t v = count;
-#pragma unroll
-        for (int i = 1; i < 32; i <<= 1) {
-            const uint64_t o = __shfl_up_sync(0xffffffffu, v, i);
-            v += lane >= (uint32_t)i ? o : 0;
-        }
+        v = warp_upto(v, lane);
         if (lane == 31) {
             sums[warp] = v;
         }

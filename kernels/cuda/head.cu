@@ -306,10 +306,7 @@ __global__ void __maxnreg__(72) head_near(const __grid_constant__ hn_args a)
     }
 #pragma unroll
     for (int i = 1; i < 4; i <<= 1) {
-        best o;
-        o.key = __shfl_xor_sync(0xffffffffu, b.key, i);
-        o.id = __shfl_xor_sync(0xffffffffu, b.id, i);
-        b = best_of(b, o);
+        best_across(b, i);
     }
     if (q == 0) {
         red[warp][g] = b;
@@ -321,10 +318,7 @@ __global__ void __maxnreg__(72) head_near(const __grid_constant__ hn_args a)
     b = red[lane & (HN_WARPS - 1)][warp];
 #pragma unroll
     for (int i = 1; i < (int)HN_WARPS; i <<= 1) {
-        best o;
-        o.key = __shfl_xor_sync(0xffffffffu, b.key, i);
-        o.id = __shfl_xor_sync(0xffffffffu, b.id, i);
-        b = best_of(b, o);
+        best_across(b, i);
     }
     const bool any = b.id < a.rows;
     const uint4 *w = (const uint4 *)(a.head + (uint64_t)(any ? b.id : 0) * a.cols);
@@ -502,10 +496,7 @@ __global__ void __launch_bounds__(HB_T) head_pick(const __grid_constant__ hb_arg
     if (threadIdx.x < HB_TOK * 8) {
 #pragma unroll
         for (int i = 4; i; i >>= 1) {
-            best o;
-            o.key = __shfl_xor_sync(0xffffffffu, b.key, i);
-            o.id = __shfl_xor_sync(0xffffffffu, b.id, i);
-            b = best_of(b, o);
+            best_across(b, i);
         }
     }
     if (a.prob) {
@@ -541,10 +532,7 @@ __global__ void __launch_bounds__(HB_T) head_pick(const __grid_constant__ hb_arg
     }
 #pragma unroll
     for (int i = 16; i; i >>= 1) {
-        best o;
-        o.key = __shfl_xor_sync(0xffffffffu, b.key, i);
-        o.id = __shfl_xor_sync(0xffffffffu, b.id, i);
-        b = best_of(b, o);
+        best_across(b, i);
     }
     total = warp_sum(total);
     if (lane == 0) {

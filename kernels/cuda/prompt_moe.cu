@@ -78,11 +78,7 @@ struct psort_args {
 __device__ uint32_t block_scan(uint32_t v, uint32_t *warp_sums)
 {
     const uint32_t lane = threadIdx.x & 31, w = threadIdx.x / 32;
-#pragma unroll
-    for (int i = 1; i < 32; i <<= 1) {
-        const uint32_t u = __shfl_up_sync(0xffffffffu, v, i);
-        v += lane >= (uint32_t)i ? u : 0;
-    }
+    v = warp_upto(v, lane);
     __syncthreads();
     if (lane == 31) {
         warp_sums[w] = v;
@@ -90,11 +86,7 @@ __device__ uint32_t block_scan(uint32_t v, uint32_t *warp_sums)
     __syncthreads();
     if (w == 0) {
         uint32_t s = warp_sums[lane];
-#pragma unroll
-        for (int i = 1; i < 32; i <<= 1) {
-            const uint32_t u = __shfl_up_sync(0xffffffffu, s, i);
-            s += lane >= (uint32_t)i ? u : 0;
-        }
+        s = warp_upto(s, lane);
         warp_sums[lane] = s;
     }
     __syncthreads();

@@ -70,11 +70,7 @@ __device__ __forceinline__ uint32_t score_key(float f)
 __device__ __forceinline__ uint32_t block_scan(uint32_t v, uint32_t *warp_sums, uint32_t *all)
 {
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-#pragma unroll
-    for (int i = 1; i < 32; i <<= 1) {
-        const uint32_t o = __shfl_up_sync(0xffffffffu, v, i);
-        v += lane >= (uint32_t)i ? o : 0;
-    }
+    v = warp_upto(v, lane);
     __syncthreads();
     if (lane == 31) {
         warp_sums[warp] = v;

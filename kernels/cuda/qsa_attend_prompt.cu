@@ -82,11 +82,7 @@ __device__ uint32_t attend_list(const att_args &a, at_smem &s, uint32_t r0, uint
         count += ((x & 0xffu) != 0) + ((x & 0xff00u) != 0) + ((x & 0xff0000u) != 0) + ((x & 0xff000000u) != 0);
     }
     uint32_t v = count;
-#pragma unroll
-    for (int i = 1; i < 32; i <<= 1) {
-        const uint32_t o = __shfl_up_sync(0xffffffffu, v, i);
-        v += lane >= (uint32_t)i ? o : 0;
-    }
+    v = warp_upto(v, lane);
     if (lane == 31) {
         s.sums[warp] = v;
     }

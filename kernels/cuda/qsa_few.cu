@@ -94,12 +94,7 @@ __device__ __forceinline__ void cut_blocks(cut_smem &s, const uint32_t *keys, ui
             for (int e = 0; e < 8; ++e) {
                 sum += h[e];
             }
-            upto = sum;
-#pragma unroll
-            for (int i = 1; i < 32; i <<= 1) {
-                const uint32_t o = __shfl_up_sync(0xffffffffu, upto, i);
-                upto += lane >= (uint32_t)i ? o : 0;
-            }
+            upto = warp_upto(sum, lane);
             if (lane == 31) {
                 s.sums[warp] = upto;
             }
