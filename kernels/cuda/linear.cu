@@ -1,10 +1,10 @@
 /* linear.cu: y = W x for up to six matrices that share their input. With inputs rounded to bf16 the weights
  * stream through a ring of shared memory: a block a multiprocessor, each with an equal share of the bytes as
  * whole rows, all of them times up to 32 rows of input at once. One warp, the producer, keeps bulk copies in
- * flight; the others, the consumers, decode and multiply (linear_slot.cuh). Precise inputs, odd widths and
- * plain floating formats take tiles (tile.cuh) of eight rows of input a block. */
+ * flight; the others, the consumers, decode and multiply (linear_slot.cuh, linear_bytes.cuh). Precise inputs, odd
+ * widths and plain floating formats take tiles (tile.cuh) of eight rows of input a block. */
 #include "prompt.h"
-#include "linear_slot.cuh"
+#include "linear_bytes.cuh"
 
 /* ---- streaming -------------------------------------------------------------------------------- */
 
@@ -27,26 +27,36 @@ struct lin_stream {
     uint32_t share, share_late;     /* of a block */
 };
 
-/* R: rows of a slot. */
-template <int F, int SHAPE> struct lin_kind {
+/* R: rows of a slot. NT: the most rows of input, where it matters. */
+template <int F, int SHAPE, int NT, bool BYTES = lin_fmt<F>::BYTES> struct lin_kind {
     static constexpr uint32_t R = 4 * lin_tiles<F>::N;
     using acc = lin_narrow<lin_tiles<F>::N>;
     using lane = lin_lane<F, SHAPE>;
 };
-template <int F> struct lin_kind<F, LIN_EIGHTS> {
-    static constexpr uint32_t R = 8;
-    using acc = lin_eights;
-    using lane = lin_lane<F, LIN_EIGHTS>;
+template <int F, int SHAPE, int NT> struct lin_kind<F, SHAPE, NT, true> {
+    static constexpr uint32_t R = lin_eights(SHAPE) ? 8 : 4;
+    using acc = lin_sums_of<SHAPE, NT>;
+    using lane = lin_lane8<F, SHAPE, NT>;
 };
-template <int F> struct lin_kind<F, LIN_W16> {
+template <int F, int NT> struct lin_kind<F, LIN_W16, NT, false> {
     static constexpr uint32_t R = 8;
     using acc = lin_wide<1>;
     using lane = lin_lane_wide<F, 1>;
 };
-template <int F> struct lin_kind<F, LIN_W32> {
+template <int F, int NT> struct lin_kind<F, LIN_W32, NT, false> {
     static constexpr uint32_t R = 8;
     using acc = lin_wide<2>;
     using lane = lin_lane_wide<F, 2>;
+};
+template <int F, int NT> struct lin_kind<F, LIN_W16, NT, true> {
+    static constexpr uint32_t R = 8;
+    using acc = lin_wide8<1>;
+    using lane = lin_lane8_wide<F, 1>;
+};
+template <int F, int NT> struct lin_kind<F, LIN_W32, NT, true> {
+    static constexpr uint32_t R = 8;
+    using acc = lin_wide8<2>;
+    using lane = lin_lane8_wide<F, 2>;
 };
 
 /* The first row of matrix j at or behind a place in the sum of costs. */
@@ -100,22 +110,22 @@ struct lin_block {
 };
 
 /* Rows r0 .. r1 of matrix j. */
-template <int F, int SHAPE>
+template <int F, int SHAPE, int NT>
 __device__ __forceinline__ void lin_matrix(const lin_stream &a, uint32_t j, uint32_t r0, uint32_t r1,
                                            lin_block &b, uint32_t warp, uint32_t lane)
 {
-    constexpr uint32_t R = lin_kind<F, SHAPE>::R;
+    constexpr uint32_t R = lin_kind<F, SHAPE, NT>::R;
     const stream_w &w = a.w[j];
     const uint32_t part = b.xs.n_tok * 16; /* bytes a warp and four rows */
-    const typename lin_kind<F, SHAPE>::lane at_lane(w, b.xs, warp, lane);
-    const uint32_t n_seg = w.n_seg, seg = w.seg, bytes = w.bytes;
+    const typename lin_kind<F, SHAPE, NT>::lane at_lane(w, b.xs, warp, lane);
+    const uint32_t n_seg = lin_exact(SHAPE) ? 1 : w.n_seg, seg = w.seg, bytes = w.bytes;
     uint32_t row = r0, first = r0, n_tiles = 0;
     while (row < r1) {
-        typename lin_kind<F, SHAPE>::acc acc = {};
+        typename lin_kind<F, SHAPE, NT>::acc acc = {};
 #pragma unroll 1
         for (uint32_t s = 0, at = 0; s < n_seg; ++s, at += seg) {
             bar_wait(b.ring.full + b.ring.slot * 8, b.ring.phase);
-            lin_slot<F>(acc, w, b.ring.base + b.ring.slot * a.slot_bytes, row, at, bytes - at < seg ? bytes - at : seg,
+            lin_slot(acc, w, b.ring.base + b.ring.slot * a.slot_bytes, row, at, bytes - at < seg ? bytes - at : seg,
                         at_lane, b.ring.full + (b.ring.slot + LIN_MAX_SLOTS) * 8, warp, lane);
             b.ring.next(a.n_slots);
         }
@@ -138,7 +148,7 @@ __device__ __forceinline__ void lin_matrix(const lin_stream &a, uint32_t j, uint
                 v += lds_f32(p + i * part);
             }
             if constexpr (F == TF_MX) {
-                if (v != v) {
+                if (!(fabsf(v) <= 3.4028235e38f)) {
                     const uint64_t row = first + r;
                     v = lin_mx_row(w.codes + row * w.row_bytes, w.scale + row * w.scale_bytes,
                                    a.x + (b.m0 + t) * a.x_stride, a.k);
@@ -213,11 +223,11 @@ __device__ __forceinline__ void lin_produce(lin_ring &r, const lin_stream &a, co
 }
 
 /* One kernel a format keeps each small. SPREAD: with groups side by side or pairs of blocks. */
-template <int F, int SHAPE, bool SPREAD>
+template <int F, int SHAPE, bool SPREAD, int NT = 8>
 __global__ void __maxnreg__(SHAPE == LIN_W32 ? 168 : SHAPE == LIN_W16 ? 128 : F == TF_BF16 ? 72 : 96)
     linear_stream(const __grid_constant__ lin_stream a)
 {
-    constexpr uint32_t R = lin_kind<F, SHAPE>::R;
+    constexpr uint32_t R = lin_kind<F, SHAPE, NT>::R;
     extern __shared__ __align__(128) uint8_t smem[];
     __shared__ uint64_t bars[2 * LIN_MAX_SLOTS], staged;
     __shared__ uint2 share[QX_LINEAR_MAX]; /* rows of each matrix that are this block's */
@@ -295,8 +305,8 @@ __global__ void __maxnreg__(SHAPE == LIN_W32 ? 168 : SHAPE == LIN_W16 ? 128 : F 
         return;
     }
     constexpr uint32_t x_rows = SHAPE == LIN_W32 ? 16 : 8;
-    lin_block b = {ring, {x, a.x_pitch16, n_tok},
-                   x + (lin_wide_shape(SHAPE) ? x_rows : a.group) * a.x_pitch16 * 16, 0, m0};
+    lin_block b = {ring, {x, a.x_pitch16, n_tok, (a.k + 127) / 128},
+                   x + (lin_wide_shape(SHAPE) && !lin_fmt<F>::BYTES ? x_rows : a.group) * a.x_pitch16 * 16, 0, m0};
     lin_part<SPREAD> who = {};
     if (pairs) {
         who.rank = cluster_rank();
@@ -305,10 +315,14 @@ __global__ void __maxnreg__(SHAPE == LIN_W32 ? 168 : SHAPE == LIN_W16 ? 128 : F 
         cluster_wait(); /* the other block has begun */
     }
     pdl_wait();
-    lin_stage<F, SHAPE>(b.xs, a.x + m0 * a.x_stride, a.x_stride, a.k, threadIdx.x, who);
+    if constexpr (lin_fmt<F>::BYTES) {
+        lin_stage8(b.xs, a.x + m0 * a.x_stride, a.x_stride, a.k, threadIdx.x, who);
+    } else {
+        lin_stage<F, SHAPE>(b.xs, a.x + m0 * a.x_stride, a.x_stride, a.k, threadIdx.x, who);
+    }
     if (pairs && threadIdx.x == 0) { /* what the other block stages */
         const uint32_t n = lin_items<F, SHAPE>(n_tok, a.k);
-        bar_expect(&staged, (n - (who.end(n) - who.begin(n))) * (SHAPE == LIN_EIGHTS ? 16 : 32));
+        bar_expect(&staged, lin_item_bytes<F>(n - (who.end(n) - who.begin(n))));
     }
     consumers_sync(); /* what this one does */
     if (pairs) {
@@ -320,7 +334,7 @@ __global__ void __maxnreg__(SHAPE == LIN_W32 ? 168 : SHAPE == LIN_W16 ? 128 : F 
             late_arrive();
         }
         if (share[j].x < share[j].y) {
-            lin_matrix<F, SHAPE>(a, j, share[j].x, share[j].y, b, warp, lane);
+            lin_matrix<F, SHAPE, NT>(a, j, share[j].x, share[j].y, b, warp, lane);
         }
     }
 }
@@ -345,7 +359,8 @@ static bool make_lin_w(const struct qx_weight &w, bool wide, uint32_t seg_max, s
     }
     s->n_seg = (s->bytes + seg_max - 1) / seg_max;
     if (s->n_seg > 1) {
-        s->seg = ((s->bytes + s->n_seg - 1) / s->n_seg + 1023) / 1024 * 1024; /* as many units for each warp */
+        const uint32_t to = s->tf == TF_NV || s->tf == TF_BF16 ? 1024 : 2048; /* as many units for each warp, or pairs */
+        s->seg = ((s->bytes + s->n_seg - 1) / s->n_seg + to - 1) / to * to;
         s->n_seg = (s->bytes + s->seg - 1) / s->seg;
     } else {
         s->seg = s->bytes;
@@ -366,11 +381,20 @@ static uint32_t lin_sum_bytes(uint32_t fours, uint32_t n_tok)
 {
     return 2 * fours * LIN_WARPS * n_tok * 16;
 }
+template <int F> static uint32_t lin_pitch16(uint32_t k, bool wide)
+{
+    return lin_fmt<F>::BYTES ? lin_x8_pitch16(k) : lin_x_pitch16(k, F, wide);
+}
+template <int F> static uint32_t lin_x_bytes(uint32_t k, uint32_t n_tok)
+{
+    const uint32_t rows = lin_fmt<F>::BYTES || n_tok <= 8 ? n_tok : n_tok <= 16 ? 8 : 16;
+    return rows * lin_pitch16<F>(k, n_tok > 8) * 16;
+}
 /* Activations and the fewest sums: of E4M3 codes, whose slots may be eight rows, those of two slots. */
 template <int F> static uint32_t lin_fixed_bytes(uint32_t k, uint32_t n_tok)
 {
     const uint32_t most = lin_pending(n_tok), few = F == TF_BF16 ? 2 : 4;
-    return lin_x_bytes(k, F, n_tok) + lin_sum_bytes(n_tok <= 8 ? few : most, n_tok);
+    return lin_x_bytes<F>(k, n_tok) + lin_sum_bytes(n_tok <= 8 ? few : most, n_tok);
 }
 
 /* The matrices in `which`, all of format F. late: those of them that come behind the others. */
@@ -392,7 +416,7 @@ static int linear_streamed(struct qx_queue *q, const struct qx_op_linear *o, uns
     const uint32_t n_groups = (o->n_rows + group - 1) / group;
     a.group = (o->n_rows + n_groups - 1) / n_groups;
     const bool wide = a.group > 8;
-    a.x_pitch16 = lin_x_pitch16(a.k, F, wide);
+    a.x_pitch16 = lin_pitch16<F>(a.k, wide);
     /* of E4M3 codes the recurrence beside it costs more than it hides */
     late = F == TF_BF16 && n_groups == 1 && !wide ? late : 0;
     uint64_t total[2] = {};
@@ -412,8 +436,8 @@ static int linear_streamed(struct qx_queue *q, const struct qx_op_linear *o, uns
         }
     }
     const stream_w &w = a.w[0]; /* the others have rows as long */
-    const bool pieces = lin_by_pieces<F>(w.bytes);
-    const uint32_t slot_rows = wide || pieces ? 8 : lin_kind<F, LIN_FOURS>::R;
+    const bool eights = lin_fmt<F>::BYTES && w.bytes <= LIN_SHORT;
+    const uint32_t slot_rows = wide || eights ? 8 : lin_kind<F, LIN_FOURS, 8>::R;
     a.slot_bytes = (slot_rows * (w.pitch + w.pitch_scale) + 127) / 128 * 128;
     a.pairs = a.group >= LIN_PAIRS && q->n_sm % 2 == 0;
     const unsigned in = a.pairs ? 2 : 1, waves = (n_groups + LIN_GROUPS - 1) / LIN_GROUPS;
@@ -426,7 +450,7 @@ static int linear_streamed(struct qx_queue *q, const struct qx_op_linear *o, uns
         return qx_queue_refuse(q, "linear", "matrices of 64 GiB");
     }
     /* What neighbours leave, with the sums in what the slots leave of it; or what is best for it alone. */
-    const uint32_t x_bytes = lin_x_bytes(a.k, F, a.group), fixed = lin_fixed_bytes<F>(a.k, a.group);
+    const uint32_t x_bytes = lin_x_bytes<F>(a.k, a.group), fixed = lin_fixed_bytes<F>(a.k, a.group);
     const uint32_t whole = x_bytes + lin_sum_bytes(lin_pending(a.group), a.group);
     const bool beside = fixed + LIN_RING_MIN <= ALONE_SHARED_LEFT;
     const uint32_t alone = whole + LIN_RING < LIN_SHARED_MAX ? whole + LIN_RING : LIN_SHARED_MAX;
@@ -455,11 +479,27 @@ static int linear_streamed(struct qx_queue *q, const struct qx_op_linear *o, uns
     }
     const bool spread = a.pairs || n_groups > 1;
     if constexpr (lin_fmt<F>::BYTES) {
-        if (pieces) {
-            return spread ? start(linear_stream<F, LIN_EIGHTS, true>) : start(linear_stream<F, LIN_EIGHTS, false>);
+        const bool few = !spread && a.group <= 2;
+        if constexpr (F == TF_MX) {
+            if (w.bytes == 20 * 128) {
+                return few              ? start(linear_stream<F, LIN_EIGHTS_20, false, 2>)
+                       : a.group <= 4 ? start(linear_stream<F, LIN_EIGHTS_20, true, 4>)
+                                      : start(linear_stream<F, LIN_EIGHTS_20, true, 8>);
+            }
+            if (w.bytes == 48 * 128) {
+                return few && a.group == 1 ? start(linear_stream<F, LIN_FOURS_48, false, 1>)
+                       : few               ? start(linear_stream<F, LIN_FOURS_48, false, 2>)
+                       : a.group <= 4      ? start(linear_stream<F, LIN_FOURS_48, true, 4>)
+                                           : start(linear_stream<F, LIN_FOURS_48, true, 8>);
+            }
         }
+        if (eights) {
+            return few ? start(linear_stream<F, LIN_EIGHTS, false, 2>) : start(linear_stream<F, LIN_EIGHTS, true>);
+        }
+        return few ? start(linear_stream<F, LIN_FOURS, false, 2>) : start(linear_stream<F, LIN_FOURS, true>);
+    } else {
+        return spread ? start(linear_stream<F, LIN_FOURS, true>) : start(linear_stream<F, LIN_FOURS, false>);
     }
-    return spread ? start(linear_stream<F, LIN_FOURS, true>) : start(linear_stream<F, LIN_FOURS, false>);
 }
 
 /* ---- tiles ------------------------------------------------------------------------------------ */

@@ -1,18 +1,15 @@
-/* linear_slot.cuh: rows of a matrix in a slot of the ring times rows of activations, for linear.cu.
+/* linear_slot.cuh: rows of a matrix of BF16 or NVFP4 in a slot of the ring times rows of activations, for linear.cu;
+ * and what linear_bytes.cuh, which does the same for E4M3 codes, shares with it.
  *
  * A "unit" is 128 bytes of codes of a row, a "piece" is half of one. Warp w of eight takes the units w, w + 8, ... of
- * a row, or, in rows of E4M3 codes of at most LIN_SHORT bytes, the pieces w, w + 8, ...; it adds every second piece of
- * its own, and in each the odd and the even products of the tensor core, apart: four sums a warp, which are added at
- * the end of the row, then the warps' in order. So a row's sum depends on its matrix only, not on its block nor on how
- * many rows of activations there are.
+ * a row; it adds every second piece of its own, and in each the odd and the even products of the tensor core, apart:
+ * four sums a warp, which are added at the end of the row, then the warps' in order. So a row's sum depends on its
+ * matrix only, not on its block nor on how many rows of activations there are.
  *
- * Up to eight rows of activations ("narrow"), rows of the matrix as they lie in memory:
- * - fours of rows, by units. A quarter warp reads one row's unit, all banks once whatever the distance of rows. Columns
- *   2 r and 2 r + 1 of the tensor core's B are the halves of row r's unit; the activations that belong to the first
- *   half are rows 0 to 7 of A, those of the second half rows 8 to 15; half of the products are of no use and stay
- *   unread.
- * - eights of rows, by pieces (LIN_SHORT). B's columns are the rows; the activations of one product are rows 0 to 7 of
- *   A, those of the next rows 8 to 15. A quarter warp meets each bank twice, which leaves time enough.
+ * Up to eight rows of activations ("narrow"): fours of rows of the matrix as they lie in memory. A quarter warp reads
+ * one row's unit, all banks once whatever the distance of rows. Columns 2 r and 2 r + 1 of the tensor core's B are the
+ * halves of row r's unit; the activations that belong to the first half are rows 0 to 7 of A, those of the second half
+ * rows 8 to 15; half of the products are of no use and stay unread.
  * More ("wide"): eight rows of the matrix, 64 bytes modulo 128 apart, a piece after the other, sixteen rows of
  * activations in A. */
 #ifndef QX_CUDA_LINEAR_SLOT_CUH
@@ -22,41 +19,42 @@
 
 #define LIN_WARPS 8u     /* that consume */
 #define LIN_MAX_SLOTS 16u
-#define LIN_SHORT 3072u /* bytes of a row */
+#define LIN_SHORT 3072u /* bytes of a row of E4M3 codes of which a slot has eight */
 
 /* How shared memory is laid out, with a row's sums. */
 enum lin_shape {
     LIN_FOURS,  /* fours of rows a slot, up to eight rows of input */
-    LIN_EIGHTS, /* eight rows a slot, taken by pieces; up to eight rows of input */
+    LIN_EIGHTS, /* eight rows a slot, of E4M3 codes; up to eight rows of input */
+    LIN_EIGHTS_20, /* the same for rows of 20 units, which are a segment */
+    LIN_FOURS_48,  /* fours of E4M3 codes for rows of 48 units, which are a segment */
     LIN_W16,    /* wide, up to sixteen rows of input */
     LIN_W32,    /* wide, up to 32 */
 };
 __host__ __device__ constexpr bool lin_wide_shape(int s) { return s >= LIN_W16; }
+__host__ __device__ constexpr bool lin_eights(int s) { return s == LIN_EIGHTS || s == LIN_EIGHTS_20; }
+/* Units of all rows, 0 where that differs. */
+__host__ __device__ constexpr uint32_t lin_exact(int s) { return s == LIN_EIGHTS_20 ? 20 : s == LIN_FOURS_48 ? 48 : 0; }
 
 /* ---- formats ---------------------------------------------------------------------------------- */
 
 /* Eights of activations a piece: two a product. */
 __host__ __device__ constexpr uint32_t lin_x_half(uint8_t f)
 {
-    return f == TF_BF16 ? 4 : f == TF_NV ? 16 : 8;
+    return f == TF_BF16 ? 4 : 16;
 }
 template <int F> struct lin_fmt {
+    static constexpr bool BYTES = F == TF_FP8 || F == TF_BLOCK || F == TF_MX; /* codes are E4M3 */
     static constexpr uint32_t XH = lin_x_half(F);
-    static constexpr int J = XH / 2;      /* products a 16-byte chunk of codes */
-    static constexpr bool BYTES = J == 4; /* codes are E4M3 */
+    static constexpr int J = XH / 2; /* products a 16-byte chunk of codes */
 };
-/* Whether a warp takes pieces of rows of so many bytes, not units. */
-template <int F> __host__ __device__ constexpr bool lin_by_pieces(uint32_t bytes)
-{
-    return lin_fmt<F>::BYTES && bytes <= LIN_SHORT;
-}
 
 /* Activations in shared memory, as A takes them: 16 bytes are two registers of A's rows 0 to 7 and two of its
- * rows 8 to 15, in turns. LIN_FOURS: a row of them is one row of input, the two halves of a unit in turns;
- * LIN_EIGHTS: two products of a piece in turns. Wide: rows t and t + 8 of input in turns. */
+ * rows 8 to 15, in turns. LIN_FOURS: a row of them is one row of input, the two halves of a unit in turns. Wide: rows
+ * t and t + 8 of input in turns. E4M3: see linear_bytes.cuh. */
 struct lin_x {
     uint32_t xs;             /* an address in shared memory */
     uint32_t pitch16, n_tok; /* pitch: 64 bytes modulo 128 */
+    uint32_t n_units;        /* of E4M3 codes */
 };
 __host__ __device__ inline uint32_t lin_x_units(uint32_t k, uint8_t f)
 {
@@ -67,18 +65,6 @@ __host__ __device__ inline uint32_t lin_x_pitch16(uint32_t k, uint8_t f, bool wi
 {
     return lin_x_units(k, f) * lin_x_half(f) * (wide ? 4 : 2) + 4;
 }
-__host__ inline uint32_t lin_x_bytes(uint32_t k, uint8_t f, uint32_t n_tok)
-{
-    return (n_tok <= 8 ? n_tok : n_tok <= 16 ? 8 : 16) * lin_x_pitch16(k, f, n_tok > 8) * 16;
-}
-/* Eight values as pairs, in the order in which codes come out of a register. */
-template <int F> __device__ __forceinline__ uint4 lin_x_pack(const float4 &a, const float4 &b)
-{
-    return !lin_fmt<F>::BYTES
-               ? stream_x_pack(a, b, F == TF_NV)
-               : make_uint4(pack_bf16(a.x, a.z), pack_bf16(a.y, a.w), pack_bf16(b.x, b.z), pack_bf16(b.y, b.w));
-}
-
 /* Keeps a value in its register: the compiler would make some anew for every slot. */
 __device__ __forceinline__ void lin_keep(uint32_t &v)
 {
@@ -111,8 +97,9 @@ __device__ __forceinline__ void lin_load8(float4 (&v)[2], const float *x, uint32
 template <bool SPREAD> struct lin_part {
     uint32_t peer, rank; /* peer: where the other block of the pair keeps its activations; 0: none */
     uint32_t bar;        /* that block's barrier */
-    __device__ __forceinline__ uint32_t begin(uint32_t n) const { return SPREAD && peer ? rank * ((n + 1) / 2) : 0; }
-    __device__ __forceinline__ uint32_t end(uint32_t n) const { return SPREAD && peer && rank == 0 ? (n + 1) / 2 : n; }
+    __device__ __forceinline__ uint32_t half(uint32_t n) const { return min((n + 31) / 32 * 16, n); }
+    __device__ __forceinline__ uint32_t begin(uint32_t n) const { return SPREAD && peer ? rank * half(n) : 0; }
+    __device__ __forceinline__ uint32_t end(uint32_t n) const { return SPREAD && peer && rank == 0 ? half(n) : n; }
     __device__ __forceinline__ void store(const lin_x &xs, uint32_t d, const uint4 &v) const
     {
         sts128(d, v);
@@ -120,12 +107,26 @@ template <bool SPREAD> struct lin_part {
             send128(d - xs.xs + peer, v, bar);
         }
     }
+    __device__ __forceinline__ void store(const lin_x &xs, uint32_t d, float v) const
+    {
+        sts_f32(d, v);
+        if (SPREAD && peer) {
+            send32(d - xs.xs + peer, __float_as_uint(v), bar);
+        }
+    }
 };
-/* Items of 32 bytes, or of 16 for LIN_EIGHTS. */
+/* Items of 32 bytes; of E4M3 codes of 16, and a factor of four for each sixteen. */
 template <int F, int SHAPE> __device__ __forceinline__ uint32_t lin_items(uint32_t n_tok, uint32_t k)
 {
+    if (lin_fmt<F>::BYTES) {
+        return (k + 127) / 128 * 16 * n_tok;
+    }
     const uint32_t rows = lin_wide_shape(SHAPE) ? (n_tok <= 16 ? 8 : 16) : n_tok;
-    return lin_x_units(k, F) * lin_fmt<F>::XH * (lin_wide_shape(SHAPE) || SHAPE == LIN_EIGHTS ? 2 : 1) * rows;
+    return lin_x_units(k, F) * lin_fmt<F>::XH * (lin_wide_shape(SHAPE) ? 2 : 1) * rows;
+}
+template <int F> __device__ __forceinline__ uint32_t lin_item_bytes(uint32_t n)
+{
+    return lin_fmt<F>::BYTES ? n * 16 + n / 16 * 4 : n * 32;
 }
 /* EVEN: rows and their widths are whole eights. B: pairs of eights in flight. */
 template <int F, int SHAPE, bool EVEN, int B, bool SPREAD>
@@ -153,38 +154,11 @@ __device__ __forceinline__ void lin_stage_by(const lin_x &xs, const float *x, ui
         for (int j = 0; j < B; ++j) {
             const uint32_t i = i0 + j * NT, r = one ? 0 : i / per, c = i - r * per, h = c / XH, m = c - h * XH;
             if (i < end) {
-                const uint4 a = lin_x_pack<F>(v[j][0][0], v[j][0][1]), b = lin_x_pack<F>(v[j][1][0], v[j][1][1]);
+                const uint4 a = stream_x_pack(v[j][0][0], v[j][0][1], F == TF_NV);
+                const uint4 b = stream_x_pack(v[j][1][0], v[j][1][1], F == TF_NV);
                 const uint32_t d = xs.xs + (r * xs.pitch16 + (h * JH + m % JH) * 8 + m / JH) * 16;
                 part.store(xs, d, make_uint4(a.x, b.x, a.y, b.y));
                 part.store(xs, d + 64, make_uint4(a.z, b.z, a.w, b.w));
-            }
-        }
-    }
-}
-
-template <int F, bool EVEN, int B, bool SPREAD>
-__device__ __forceinline__ void lin_stage_eights(const lin_x &xs, const float *x, uint64_t stride, uint32_t k,
-                                                 uint32_t tid, const lin_part<SPREAD> &part)
-{
-    constexpr uint32_t NT = LIN_WARPS * 32;
-    const uint32_t per = lin_x_units(k, F) * lin_fmt<F>::XH * 2, n = lin_items<F, LIN_EIGHTS>(xs.n_tok, k);
-    const uint32_t end = part.end(n);
-    const bool one = xs.n_tok == 1;
-#pragma unroll 1
-    for (uint32_t i0 = part.begin(n) + tid; i0 < end; i0 += B * NT) {
-        float4 v[B][2];
-#pragma unroll
-        for (int j = 0; j < B; ++j) {
-            const uint32_t i = i0 + j * NT, r = one ? 0 : i / per, m = i - r * per;
-            lin_load8<EVEN>(v[j], x + (r < xs.n_tok ? r : 0) * stride, m * 8, i < end ? k : 0);
-        }
-#pragma unroll
-        for (int j = 0; j < B; ++j) {
-            const uint32_t i = i0 + j * NT, r = one ? 0 : i / per, m = i - r * per;
-            if (i < end) {
-                const uint4 a = lin_x_pack<F>(v[j][0], v[j][1]);
-                const uint32_t at = (m / 8 * 2 + m % 2) * 4 + m % 8 / 2;
-                part.store(xs, xs.xs + (r * xs.pitch16 + at) * 16, make_uint4(a.x, a.z, a.y, a.w));
             }
         }
     }
@@ -196,13 +170,7 @@ __device__ __noinline__ void lin_stage(lin_x xs, const float *x, uint64_t stride
                                        lin_part<SPREAD> part)
 {
     const bool even = ((((uintptr_t)x | stride * 4) & 15) | (k & 7)) == 0;
-    if constexpr (SHAPE == LIN_EIGHTS && lin_fmt<F>::BYTES) {
-        if (even) {
-            lin_stage_eights<F, true, 4>(xs, x, stride, k, tid, part);
-        } else {
-            lin_stage_eights<F, false, 1>(xs, x, stride, k, tid, part);
-        }
-    } else if (even) {
+    if (even) {
         lin_stage_by<F, SHAPE, true, F == TF_BF16 && !lin_wide_shape(SHAPE) ? 2 : 3>(xs, x, stride, k, tid, part);
     } else {
         lin_stage_by<F, SHAPE, false, 1>(xs, x, stride, k, tid, part);
@@ -211,26 +179,14 @@ __device__ __noinline__ void lin_stage(lin_x xs, const float *x, uint64_t stride
 
 /* ---- decoding --------------------------------------------------------------------------------- */
 
-/* Four E4M3 codes as the bf16 pairs (0,2) (1,3), to be multiplied with 2^120: seven bits of a code are placed
- * as exponent and fraction of bf16. NaN codes come out as 480. */
-__device__ __forceinline__ void lin_place(uint32_t w, uint32_t &even, uint32_t &odd)
-{
-    uint32_t s; /* each code's sign; every second is then hidden by the other bits */
-    asm("and.b32 %0, %1, 0x80808080;" : "=r"(s) : "r"(w)); /* the compiler would mask both results apart */
-    asm("lop3.b32 %0, %1, 0x07f007f0, %2, 0xe2;" : "=r"(even) : "r"(w << 4), "r"(s << 8));
-    asm("lop3.b32 %0, %1, 0x07f007f0, %2, 0xe2;" : "=r"(odd) : "r"(w >> 4), "r"(s));
-}
-
-/* A chunk's bf16 pairs, two a product. scale: MX: E8M0 code; NV: two E4M3 codes. bad: gets a bit of 0x80808080 where
- * a code of E4M3 is NaN or 2^120 x an MX scale is no bf16. */
+/* A chunk's bf16 pairs, two a product. scale: NV: two E4M3 codes. */
 template <int F>
-__device__ __forceinline__ void lin_decode(uint32_t (&p)[2 * lin_fmt<F>::J], const uint4 &v, uint32_t scale,
-                                           uint32_t &bad)
+__device__ __forceinline__ void lin_decode(uint32_t (&p)[2 * lin_fmt<F>::J], const uint4 &v, uint32_t scale)
 {
     const uint32_t w[4] = {v.x, v.y, v.z, v.w};
     if constexpr (F == TF_BF16) {
         p[0] = v.x, p[1] = v.y, p[2] = v.z, p[3] = v.w;
-    } else if constexpr (F == TF_NV) {
+    } else {
         const float2 sf = e4m3x2_f((uint16_t)scale);
         const uint32_t s0 = nv_scale(sf.x), s1 = nv_scale(sf.y);
 #pragma unroll
@@ -239,24 +195,10 @@ __device__ __forceinline__ void lin_decode(uint32_t (&p)[2 * lin_fmt<F>::J], con
             dec_nv(w[i], i < 2 ? s0 : s1, o);
             p[4 * i] = o[0], p[4 * i + 1] = o[1], p[4 * i + 2] = o[2], p[4 * i + 3] = o[3];
         }
-    } else {
-        uint32_t s = 0x7b807b80u; /* 2^120, with the MX scale in one factor */
-        if constexpr (F == TF_MX) {
-            s = scale * 0x00800080u + 0x3c803c80u; /* twice that: has a sign from code 135 on */
-            bad |= s & 0x80008000u;
-            s -= 0x00800080u;
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            bad |= (w[i] + 0x01010101u) ^ w[i]; /* a code's sign bit changes only where it, or one before it, is NaN */
-            lin_place(w[i], p[2 * i], p[2 * i + 1]);
-            p[2 * i] = mul_bf16x2(p[2 * i], s);
-            p[2 * i + 1] = mul_bf16x2(p[2 * i + 1], s);
-        }
     }
 }
 
-/* A row of MX codes times a row of activations where lin_decode is not enough. */
+/* A row of MX codes times a row of activations where sums of blocks, or their factors, are not finite. */
 static __device__ __noinline__ float lin_mx_row(const uint8_t *codes, const uint8_t *scale, const float *x, uint32_t k)
 {
     float sum[8] = {};
@@ -278,7 +220,7 @@ static __device__ __noinline__ float lin_mx_row(const uint8_t *codes, const uint
 /* A lane's scale codes of its chunk: chunk q of the piece whose scales begin at sc. */
 template <int F> __device__ __forceinline__ uint32_t lin_scale(uint32_t sc, uint32_t q)
 {
-    return F == TF_MX ? lds8(sc + q / 2) : F == TF_NV ? lds16(sc + q * 2) : 0;
+    return F == TF_NV ? lds16(sc + q * 2) : 0;
 }
 /* Scale bytes a unit. */
 template <int F> struct lin_unit_scale {
@@ -299,11 +241,6 @@ template <int F> struct lin_tiles {
 };
 template <int T> struct lin_narrow {
     float c[T][2][4];
-    uint32_t bad[T];
-};
-struct lin_eights {
-    float c[2][2][4]; /* [every second piece][product] */
-    uint32_t bad;
 };
 
 /* What a lane needs of a unit. */
@@ -334,7 +271,7 @@ __device__ __forceinline__ void lin_unit(lin_narrow<lin_tiles<F>::N> &acc, const
 #pragma unroll
     for (int t = 0; t < lin_tiles<F>::N; ++t) {
         uint32_t p[2 * J];
-        lin_decode<F>(p, r.v[t], r.scale[t], acc.bad[t]);
+        lin_decode<F>(p, r.v[t], r.scale[t]);
 #pragma unroll
         for (int i = 0; i < J; ++i) {
             mma_bf16(acc.c[t][i & 1], r.x[i].x, r.x[i].y, r.x[i].z, r.x[i].w, p[2 * i], p[2 * i + 1]);
@@ -350,74 +287,13 @@ template <int F, int SHAPE> struct lin_lane {
         constexpr uint32_t XB = lin_fmt<F>::XH * 32, SU = lin_unit_scale<F>::N; /* bytes a unit */
         const uint32_t g = lane >> 2, r = g >> 1, p = g & 1, q = lane & 3, t = g < xs.n_tok ? g : xs.n_tok - 1;
         x = xs.xs + (t * xs.pitch16 + q) * 16;
-        if constexpr (SHAPE == LIN_EIGHTS) {
-            c = g * w.pitch + q * 16 + warp * 64;
-            sc = 8 * w.pitch + g * w.pitch_scale + warp * (SU / 2) + q / 2;
-            x += warp * (XB / 2);
-        } else {
-            c = r * w.pitch + p * 64 + q * 16 + warp * 128;
-            sc = 4 * lin_tiles<F>::N * w.pitch + r * w.pitch_scale + warp * SU + (F == TF_MX ? p * 2 + q / 2 : 0);
-            x += warp * XB;
-        }
+        c = r * w.pitch + p * 64 + q * 16 + warp * 128;
+        sc = 4 * lin_tiles<F>::N * w.pitch + r * w.pitch_scale + warp * SU;
+        x += warp * XB;
         lin_keep(c);
         lin_keep(x);
     }
 };
-
-/* A lane's part of a unit or piece of E4M3 codes. */
-struct lin_codes {
-    uint4 v;
-    uint32_t scale;
-};
-template <int F> __device__ __forceinline__ void lin_get(lin_codes &r, uint32_t c, uint32_t sc, bool in)
-{
-    r.v = make_uint4(0, 0, 0, 0);
-    r.scale = 0;
-    if (in) {
-        r.v = lds128(c);
-        if constexpr (F == TF_MX) {
-            r.scale = lds8(sc);
-        }
-    }
-}
-/* x: its activations, X words of 16 bytes 64 apart for four products: a LIN_FOURS unit has four, a LIN_EIGHTS piece
- * two. row, u: the first row and the unit, for scales of blocks. */
-template <int F, int X>
-__device__ __forceinline__ void lin_bytes(float (&acc)[2][4], uint32_t &bad, const stream_w &w, const lin_codes &r,
-                                          uint32_t x, uint32_t row, uint32_t u)
-{
-    uint4 a[X];
-#pragma unroll
-    for (int i = 0; i < X; ++i) {
-        a[i] = lds128(x + i * 64);
-    }
-    uint32_t p[8];
-    lin_decode<F>(p, r.v, r.scale, bad);
-    float part[2][4] = {};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const uint4 &m = a[i * X / 4];
-        mma_bf16(F == TF_BLOCK ? part[i & 1] : acc[i & 1], m.x, m.y, m.z, m.w, p[2 * i], p[2 * i + 1]);
-    }
-    if constexpr (F == TF_BLOCK) {
-        const uint32_t q = threadIdx.x & 3;
-        if constexpr (X == 4) {
-            const float f = lin_block_scale(w, row + q, u);
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                acc[i][0] = fmaf(f, part[i][0], acc[i][0]);
-                acc[i][3] = fmaf(f, part[i][3], acc[i][3]);
-            }
-        } else {
-            const float f0 = lin_block_scale(w, row + 2 * q, u), f1 = lin_block_scale(w, row + 2 * q + 1, u);
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                acc[i][2 * i] = fmaf(f0, part[i][2 * i], acc[i][2 * i]);
-                acc[i][2 * i + 1] = fmaf(f1, part[i][2 * i + 1], acc[i][2 * i + 1]);
-            }
-        }
-    }
-}
 
 /* The warp needs the slot no more. empty: its barrier. */
 __device__ __forceinline__ void lin_release(uint32_t empty, uint32_t lane)
@@ -426,53 +302,6 @@ __device__ __forceinline__ void lin_release(uint32_t empty, uint32_t lane)
     if (lane == 0) {
         bar_arrive(empty);
     }
-}
-
-/* N pieces or units of a slot that are whole; without branches, so that one fills the other's waits. H: sums. */
-template <int F, int SHAPE, int N, int H>
-__device__ __forceinline__ void lin_batch(float (&acc)[H][2][4], uint32_t &bad, const stream_w &w, uint32_t c,
-                                          uint32_t sc, uint32_t x, uint32_t row, uint32_t j)
-{
-    constexpr int X = SHAPE == LIN_EIGHTS ? 2 : 4;
-    constexpr uint32_t STEP = LIN_WARPS * 32 * X, SU = LIN_WARPS * lin_unit_scale<F>::N * X / 4;
-    lin_codes r[N];
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-        lin_get<F>(r[i], c + i * STEP, sc + i * SU, true);
-    }
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-        lin_bytes<F, X>(acc[i % H], bad, w, r[i], x + i * STEP * 2, row, (j + i * LIN_WARPS) * X / 4);
-    }
-}
-
-/* acc += the warp's share of a slot: n bytes of each row from byte `at` of the rows on; the slot is given back. */
-template <int F>
-__device__ __forceinline__ void lin_slot(lin_eights &acc, const stream_w &w, uint32_t slot, uint32_t row, uint32_t at,
-                                         uint32_t n, const lin_lane<F, LIN_EIGHTS> &l, uint32_t empty, uint32_t warp,
-                                         uint32_t lane)
-{
-    constexpr uint32_t SU = lin_unit_scale<F>::N / 2;
-    constexpr int STEP = LIN_WARPS * 64;
-    uint32_t c = slot + l.c, sc = slot + l.sc, x = l.x + at * 2, j = at / 64 + warp;
-    if (n == 5 * STEP) {
-        lin_batch<F, LIN_EIGHTS, 5>(acc.c, acc.bad, w, c, sc, x, row, j);
-        lin_release(empty, lane);
-        return;
-    }
-    int left = (int)n - (int)(warp * 64); /* bytes from the warp's next piece on */
-    const int q16 = (int)(lane & 3) * 16;
-#pragma unroll 1
-    for (; left > 0; left -= 2 * STEP, c += 2 * STEP, sc += 2 * LIN_WARPS * SU, x += 4 * STEP, j += 2 * LIN_WARPS) {
-        lin_codes r;
-        lin_get<F>(r, c, sc, left > q16);
-        lin_bytes<F, 2>(acc.c[0], acc.bad, w, r, x, row, j / 2);
-        if (left > STEP) {
-            lin_get<F>(r, c + STEP, sc + LIN_WARPS * SU, left - STEP > q16);
-            lin_bytes<F, 2>(acc.c[1], acc.bad, w, r, x + 2 * STEP, row, (j + LIN_WARPS) / 2);
-        }
-    }
-    lin_release(empty, lane);
 }
 
 /* N units of BF16 that are all the warp has of a slot: once they are in registers it gives the slot back. */
@@ -507,45 +336,31 @@ __device__ __forceinline__ void lin_slot(lin_narrow<T> &acc, const stream_w &w, 
     const uint32_t p = lane >> 2 & 1, q = lane & 3;
     uint32_t u = warp, c = slot + l.c, sc = slot + l.sc, x = l.x + at / 128 * XB;
     const uint32_t full = n / 128;
-    if constexpr (lin_fmt<F>::BYTES) {
-        constexpr uint32_t N = 3;
+    if constexpr (F == TF_BF16) {
+        if (n == 6 * 128 * S) {
+            lin_plain<6>(acc, c, x, empty, lane);
+            return;
+        }
+        if (n == 5 * 128 * S) {
+            lin_plain<5>(acc, c, x, empty, lane);
+            return;
+        }
+    }
+    lin_regs<F> a;
 #pragma unroll 1
-        for (; u + (N - 1) * S < full; u += N * S, c += N * 128 * S, x += N * S * XB, sc += N * S * SU) {
-            lin_batch<F, LIN_FOURS, N>(acc.c, acc.bad[0], w, c, sc, x, row, at / 128 + u);
-        }
-#pragma unroll 1
-        for (; u * 128 < n; u += S, c += 128 * S, x += S * XB, sc += S * SU) {
-            lin_codes r;
-            lin_get<F>(r, c, sc, u * 128 + p * 64 + q * 16 < n);
-            lin_bytes<F, 4>(acc.c[0], acc.bad[0], w, r, x, row, at / 128 + u);
-        }
-    } else {
-        if constexpr (F == TF_BF16) {
-            if (n == 6 * 128 * S) {
-                lin_plain<6>(acc, c, x, empty, lane);
-                return;
-            }
-            if (n == 5 * 128 * S) {
-                lin_plain<5>(acc, c, x, empty, lane);
-                return;
-            }
-        }
-        lin_regs<F> a;
-#pragma unroll 1
-        for (; u < full; u += S, c += 128 * S, x += S * XB, sc += S * SU) {
-            lin_load(a, w, c, sc, x, p, q);
-            lin_unit<F>(acc, a);
-        }
-        if ((n & 127) && u == full) {
-            const bool in = p * 64 + q * 16 < (n & 127);
-            lin_load(a, w, c, sc, x, p, q);
+    for (; u < full; u += S, c += 128 * S, x += S * XB, sc += S * SU) {
+        lin_load(a, w, c, sc, x, p, q);
+        lin_unit<F>(acc, a);
+    }
+    if ((n & 127) && u == full) {
+        const bool in = p * 64 + q * 16 < (n & 127);
+        lin_load(a, w, c, sc, x, p, q);
 #pragma unroll
-            for (int t = 0; t < lin_tiles<F>::N; ++t) {
-                a.v[t] = in ? a.v[t] : make_uint4(0, 0, 0, 0);
-                a.scale[t] = in ? a.scale[t] : 0;
-            }
-            lin_unit<F>(acc, a);
+        for (int t = 0; t < lin_tiles<F>::N; ++t) {
+            a.v[t] = in ? a.v[t] : make_uint4(0, 0, 0, 0);
+            a.scale[t] = in ? a.scale[t] : 0;
         }
+        lin_unit<F>(acc, a);
     }
     lin_release(empty, lane);
 }
@@ -557,76 +372,38 @@ __device__ __forceinline__ void lin_store(uint32_t red, uint32_t step, const lin
 {
 #pragma unroll
     for (int t = 0; t < T; ++t) {
-        const uint32_t nan = __ballot_sync(0xffffffffu, acc.bad[t] & 0x80808080u) >> (8 * (lane & 3)) & 0xff;
         const float s = (acc.c[t][0][0] + acc.c[t][1][0]) + (acc.c[t][0][3] + acc.c[t][1][3]);
         if (lane / 4 < n_tok) {
-            sts_f32(red + t * step + lane * 4, nan ? __uint_as_float(0x7fc00000u) : s);
+            sts_f32(red + t * step + lane * 4, s);
         }
-    }
-}
-
-__device__ __forceinline__ void lin_store(uint32_t red, uint32_t step, const lin_eights &acc, uint32_t n_tok,
-                                          uint32_t lane)
-{
-    const uint32_t g = lane >> 2, q = lane & 3;
-    const uint32_t nan = __ballot_sync(0xffffffffu, acc.bad & 0x80808080u) >> (8 * q);
-    float s0 = (acc.c[0][0][0] + acc.c[0][1][2]) + (acc.c[1][0][0] + acc.c[1][1][2]);
-    float s1 = (acc.c[0][0][1] + acc.c[0][1][3]) + (acc.c[1][0][1] + acc.c[1][1][3]);
-    s0 = nan & 0x0f ? __uint_as_float(0x7fc00000u) : s0;
-    s1 = nan & 0xf0 ? __uint_as_float(0x7fc00000u) : s1;
-    if (g < n_tok) {
-        const uint32_t d = red + q / 2 * step + (g * 4 + (2 * q & 3)) * 4;
-        sts_f32(d, s0);
-        sts_f32(d + 4, s1);
     }
 }
 
 template <int NM> struct lin_wide { /* NM: blocks of sixteen rows of activations */
     float c[2][2][NM][4];           /* [half][product][block] */
-    uint32_t bad;
 };
 
 template <int F, int NM>
-__device__ __forceinline__ void lin_half(lin_wide<NM> &acc, const int half, const stream_w &w, const uint4 &v,
-                                         uint32_t scale, const uint32_t (&x)[NM], uint32_t off, uint32_t row,
-                                         uint32_t u, uint32_t lane)
+__device__ __forceinline__ void lin_half(lin_wide<NM> &acc, const int half, const uint4 &v, uint32_t scale,
+                                         const uint32_t (&x)[NM], uint32_t off)
 {
     constexpr int J = lin_fmt<F>::J;
     uint32_t p[2 * J];
-    lin_decode<F>(p, v, scale, acc.bad);
-    float b0 = 1.0f, b1 = 1.0f;
-    if (F == TF_BLOCK) {
-        b0 = lin_block_scale(w, row + (lane & 3) * 2, u);
-        b1 = lin_block_scale(w, row + (lane & 3) * 2 + 1, u);
-    }
+    lin_decode<F>(p, v, scale);
 #pragma unroll
     for (int m = 0; m < NM; ++m) {
-        float part[2][4] = {};
 #pragma unroll
         for (int i = 0; i < J / 2; ++i) {
             const uint4 a = lds128(x[m] + off + i * 128), b = lds128(x[m] + off + i * 128 + 64);
-            mma_bf16(F == TF_BLOCK ? part[0] : acc.c[half][0][m], a.x, a.y, a.z, a.w, p[4 * i], p[4 * i + 1]);
-            mma_bf16(F == TF_BLOCK ? part[1] : acc.c[half][1][m], b.x, b.y, b.z, b.w, p[4 * i + 2], p[4 * i + 3]);
-        }
-        if (F == TF_BLOCK) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    acc.c[half][i][m][e] = fmaf(e & 1 ? b1 : b0, part[i][e], acc.c[half][i][m][e]);
-                }
-            }
+            mma_bf16(acc.c[half][0][m], a.x, a.y, a.z, a.w, p[4 * i], p[4 * i + 1]);
+            mma_bf16(acc.c[half][1][m], b.x, b.y, b.z, b.w, p[4 * i + 2], p[4 * i + 3]);
         }
     }
 }
 
 template <int F, int NM> struct lin_lane_wide {
     lin_x xs;
-    bool pieces; /* the warp's are eight apart, not two by two */
-    __device__ __forceinline__ lin_lane_wide(const stream_w &w, const lin_x &x, uint32_t, uint32_t)
-        : xs(x), pieces(lin_by_pieces<F>(w.bytes))
-    {
-    }
+    __device__ __forceinline__ lin_lane_wide(const stream_w &, const lin_x &x, uint32_t, uint32_t) : xs(x) {}
 };
 
 template <int F, int NM>
@@ -644,16 +421,15 @@ __device__ __forceinline__ void lin_slot(lin_wide<NM> &acc, const stream_w &w, u
     for (int i = 0; i < NM; ++i) {
         x[i] = xs.xs + ((i * 8 + g) * xs.pitch16 + q) * 16 + j0 * XB;
     }
-    const uint32_t apart = l.pieces ? W : 1;
-    for (uint32_t i = l.pieces ? warp : 2 * warp; i * 64 < n; i += 2 * W) {
+    for (uint32_t i = 2 * warp; i * 64 < n; i += 2 * W) {
 #pragma unroll
         for (uint32_t h = 0; h < 2; ++h) {
-            const uint32_t j = i + h * apart;
+            const uint32_t j = i + h;
             if (j * 64 < n) {
                 const bool in = j * 64 + q * 16 < n;
                 const uint4 v = in ? lds128(c + j * 64) : make_uint4(0, 0, 0, 0);
                 const uint32_t scale = in ? lin_scale<F>(sc + j * SU, q) : 0;
-                lin_half<F, NM>(acc, h, w, v, scale, x, j * XB, row, (j0 + j) / 2, lane);
+                lin_half<F, NM>(acc, h, v, scale, x, j * XB);
             }
         }
     }
@@ -665,7 +441,6 @@ __device__ __forceinline__ void lin_store(uint32_t red, uint32_t step, const lin
                                           uint32_t lane)
 {
     const uint32_t g = lane >> 2, q = lane & 3;
-    const uint32_t nan = __ballot_sync(0xffffffffu, acc.bad & 0x80808080u) >> (8 * q);
 #pragma unroll
     for (int m = 0; m < NM; ++m) {
 #pragma unroll
@@ -674,8 +449,6 @@ __device__ __forceinline__ void lin_store(uint32_t red, uint32_t step, const lin
             s.x = (acc.c[0][0][m][2 * h] + acc.c[0][1][m][2 * h]) + (acc.c[1][0][m][2 * h] + acc.c[1][1][m][2 * h]);
             s.y = (acc.c[0][0][m][2 * h + 1] + acc.c[0][1][m][2 * h + 1]) +
                   (acc.c[1][0][m][2 * h + 1] + acc.c[1][1][m][2 * h + 1]);
-            s.x = nan & 0x0f ? __uint_as_float(0x7fc00000u) : s.x;
-            s.y = nan & 0xf0 ? __uint_as_float(0x7fc00000u) : s.y;
             if (m * 16 + h * 8 + g < n_tok) {
                 const uint32_t d = red + q / 2 * step + ((m * 16 + h * 8 + g) * 4 + (2 * q & 3)) * 4;
                 sts_f32(d, s.x);

@@ -70,10 +70,33 @@ static void alike(struct kern_ctx *c, int v)
     KERN_RUN(c, linear, a);
 }
 
+/* Activations whose runs of 64 differ by up to 2^96, with zeros among them. variant: format + 8 * rows + 64 if long */
+static void ranges(struct kern_ctx *c, int v)
+{
+    static const uint32_t counts[] = {1, 2, 3, 4, 6, 20};
+    uint32_t m = counts[v / 8 % 8], k = v / 64 ? 6144 : 2560, n = 70;
+    struct qx_weight w = kern_weight(c, formats[v % 8], n, k, 0);
+    size_t all = (size_t)m * k;
+    float *x = malloc(all * 4);
+    for (size_t i = 0; i < all; i += 64) {
+        float f = kern_below(c, 8) ? ldexpf(1.0f, (int)kern_below(c, 97) - 48) : 0.0f;
+        for (size_t j = i; j < i + 64; ++j) {
+            x[j] = f * kern_normal(c);
+        }
+    }
+    struct qx_op_linear a = {.act_bf16 = true, .n_rows = m, .n_weights = 1, .x = kern_put(c, x, all * 4), .x_stride = k,
+                             .y_stride = n, .w = {w}, .y = kern_new(c, (size_t)m * n * 4)};
+    free(x);
+    kern_out(c, "y", 'f', a.y, (size_t)m * n, 0);
+    kern_shape(c, "%u x %s [%u, %u], from 2^-48 to 2^48", m, kern_fmt_name(w.fmt), n, k);
+    KERN_RUN(c, linear, a);
+}
+
 /* A row's bits are the same whatever the number of rows: counts those of y that differ. variant as linear */
 static void same_bits(struct kern_ctx *c, int v)
 {
-    static const uint32_t shapes[][2] = {{100, 2560}, {700, 6144}, {1100, 512}}, counts[] = {1, 2, 5, 8, 9, 16, 17, 32, 39};
+    static const uint32_t shapes[][2] = {{100, 2560}, {700, 6144}, {1100, 512}};
+    static const uint32_t counts[] = {1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 39};
     bool act = v & ACT_BF16;
     v &= ACT_BF16 - 1;
     const uint32_t *s = shapes[v / 8], all = 40;
@@ -534,13 +557,16 @@ static void moe_speed(struct kern_ctx *c, int v)
 #define B(f, s, m) {"linear", "same", same_bits, (f) + 8 * (s), 0}
 #define LSAME(s) B(ACT_BF16 + 0, s, 0), B(ACT_BF16 + 1, s, 0), B(ACT_BF16 + 2, s, 0), B(ACT_BF16 + 3, s, 0), B(ACT_BF16 + 4, s, 0)
 #define LBENCH(f, m) {"linear", "layers", bench_linear, (f) + 64 * (m), 1}, {"linear", "layers", bench_linear, (f) + 8 + 64 * (m), 1}
+#define LRANGE(m) {"linear", "ranges", ranges, 1 + 8 * (m), 0}, {"linear", "ranges", ranges, 2 + 8 * (m), 0}, \
+    {"linear", "ranges", ranges, 3 + 8 * (m), 0}
 #define LBK(k) L(ACT_BF16 + 0, 1, k), L(ACT_BF16 + 1, 1, k), L(ACT_BF16 + 2, 1, k), L(ACT_BF16 + 3, 1, k), L(ACT_BF16 + 4, 1, k)
 const struct kern_case kern_cases_matmul[] = {
     LBENCH(0, 1), LBENCH(0, 2), LBENCH(0, 4), LBENCH(0, 8), LBENCH(0, 16), LBENCH(0, 32), LBENCH(1, 1), LBENCH(2, 1),
     LBENCH(3, 1), LBENCH(4, 1), LBENCH(3, 8), LBENCH(4, 8), {"linear", "layers", bench_linear, 16 + 64, 1},
     {"linear", "layers", bench_linear, 32 + 64, 1}, {"linear", "layers", bench_linear, 40 + 64, 1},
     {"linear", "layers", bench_linear, 24 + 64, 1}, {"linear", "layers", bench_linear, 24 + 64 * 8, 1},
-    LSAME(0), LSAME(1), LSAME(2), B(0, 0, 0), B(4, 0, 0), LBK(1), LBK(2), LBK(3), LB(9), LB(11),
+    LRANGE(0), LRANGE(1), LRANGE(2), LRANGE(3), LRANGE(4), LRANGE(5), LRANGE(8), LRANGE(9), LRANGE(10), LRANGE(11), LRANGE(12),
+    LRANGE(13), LSAME(0), LSAME(1), LSAME(2), B(0, 0, 0), B(4, 0, 0), LBK(1), LBK(2), LBK(3), LB(9), LB(11),
     A(0, 0), A(1, 3), A(2, 1), A(3, 0), A(3, 1), A(3, 2), A(4, 0), A(4, 3), A(0, 1), A(0, 2), A(0, 3),
     {"linear", "several", several, ACT_BF16 + 0, 0}, {"linear", "several", several, ACT_BF16 + 1, 0},
     {"linear", "several", several, ACT_BF16 + 2, 0}, {"linear", "several", several, ACT_BF16 + 3, 0},
