@@ -1,17 +1,15 @@
 /* moe_nv.cu: experts of NVFP4 for three rows of decoding and more in the released widths, beside a shared expert of
  * BF16 or MXFP8; inputs of products are bf16. Its sums are, bit for bit, those of moe_rows.cu, which takes fewer rows.
  *
- * Two launches of one block a multiprocessor. Every warp streams its own tasks through a ring of its own in shared
- * memory, the next steps in flight while one is multiplied.
+ * Two launches of one block a multiprocessor. In both one warp asks for weights by bulk copies into slots of shared
+ * memory, and the others take them from there.
  *
- * nv_up takes 8 rows of gate and the same 8 of up as the 16 rows of a tensor core tile, so that silu(gate) * up is
- * made where the sums end. A tile's columns are summed in NV_PARTS parts, which are added in their order: by the warp
- * that took the whole tile, or, of the tiles that are left when each warp has had as many as the others, by the warp
- * that ends last of those that took a part.
+ * nv_up takes 8 rows of gate and the same 8 of up, contiguous both, as the 16 rows of a tensor core tile, so that
+ * silu(gate) * up is made where the sums end. A tile's columns are summed in NV_PARTS parts, a warp each, which are
+ * added in their order.
  *
- * nv_down gives each block 20 output rows; four times four of them, of one or two experts, make a tile, and the
- * experts are weighted and added in slot order at the end. A warp's ring holds a whole task;
- * a step's place is asked for again, for the task after, as soon as it has been read.
+ * nv_down gives each block 20 output rows, contiguous of every expert; four times four of them, of one or two experts,
+ * make a tile, and the experts are weighted and added in slot order at the end.
  *
  * The shared expert's weights lie in registers before the wait; they are multiplied while the first of the picked
  * experts' are on their way. Columns of a tile are rows of the step that picked the expert. The order of all sums
@@ -25,92 +23,46 @@
 
 /* ---- gate and up ---- */
 
+#define NV_GROUPS 4u /* of NV_PARTS warps, which take a tile together */
+#define NV_SLOTS 5u
+#define NV_CODES (8u * NV_H / 2u) /* of a tile, of gate or of up; contiguous */
+#define NV_SCALES (8u * NV_H / 16u)
+#define NV_SLOT (2u * (NV_CODES + NV_SCALES))
+#define NV_MOST_TILES (8u * NV_MAX_K * NV_TILES / NV_BLOCKS) /* a block */
+#define NV_UP_WARPS (NV_GROUPS * NV_PARTS + 1u) /* the last one asks for the tiles */
+
+/* A barrier of its own for each tile: groups pass over tiles, so one that tells phases apart by their parity would not
+ * tell the next tile in a slot from the one before. */
 struct nv_up_shared {
-    uint32_t arrive[64], gen[64]; /* of tiles whose parts are outstanding */
-    uint32_t shared_parts;        /* of the shared expert's tile that are there */
+    uint64_t full[NV_MOST_TILES], empty[NV_SLOTS];
+    uint32_t shared_parts;
     float red[32];
     nv_picks picks;
 };
 
-/* A warp's tasks: whole tiles, then parts of those that are left. */
-template <int W> struct nv_tasks {
-    uint32_t block, warp, whole, n;
+/* Some of a block's warps. */
+__device__ __forceinline__ void bar_sync_some(uint32_t id, uint32_t threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
-    __device__ __forceinline__ nv_tasks(uint32_t b, uint32_t w, uint32_t tiles)
-    {
-        block = b;
-        warp = w;
-        const uint32_t mine = b < tiles ? (tiles - b - 1) / gridDim.x + 1 : 0, left = mine % W;
-        whole = n = mine / W;
-        if (left * NV_PARTS > 3 * W) { /* four rounds of parts, of three steps each, take longer than a tile */
-            whole = n = n + (w < left);
-        } else if (w < left * NV_PARTS) {
-            n += (left * NV_PARTS - w - 1) / W + 1;
-        }
+/* The block's tile l. */
+__device__ __forceinline__ void nv_up_ask(uint32_t bars, uint32_t slots, const nv_mat *mat, uint32_t block, uint32_t l,
+                                          uint32_t lane)
+{
+    const uint32_t slot = l % NV_SLOTS, u = block + l * gridDim.x, e = u / NV_TILES, tile = u - e * NV_TILES;
+    const uint32_t bar = bars + l * 8, to = slots + slot * NV_SLOT;
+    if (lane == 0) {
+        bar_expect(bar, NV_SLOT);
     }
-    /* The block's tile, and of which expert it is which. */
-    __device__ __forceinline__ uint32_t at(uint32_t task, uint32_t &e, uint32_t &tile, uint32_t &part) const
-    {
-        const uint32_t x = (task - whole) * W + warp, l = task < whole ? task * W + warp : whole * W + x / NV_PARTS;
-        const uint32_t u = block + l * gridDim.x;
-        part = task < whole ? 0 : x % NV_PARTS;
-        e = u / NV_TILES;
-        tile = u - e * NV_TILES;
-        return l;
+    __syncwarp();
+    if (lane < 4) { /* codes of gate and up, their block scales */
+        const nv_mat &m = mat[2 * e + (lane & 1)];
+        const bool codes = lane < 2;
+        bulk_load(to + (codes ? lane * NV_CODES : 2 * NV_CODES + (lane & 1) * NV_SCALES),
+                  codes ? m.codes + tile * NV_CODES : m.scale + tile * NV_SCALES, codes ? NV_CODES : NV_SCALES, bar);
     }
-};
-
-template <int W, int R> struct nv_up_ring {
-    const uint8_t *g, *u, *s;
-    uint32_t base, wr, next, left;
-
-    static constexpr uint32_t PART = 32; /* in left: the first step of a part, of three */
-
-    __device__ __forceinline__ void produce(const nv_tasks<W> &t, const nv_mat *mat, uint32_t lane)
-    {
-        if (left == 0 && next < t.n) {
-            uint32_t e, tile, part;
-            t.at(next, e, tile, part);
-            left = next < t.whole ? NV_TILE_STEPS : PART;
-            ++next;
-            const nv_mat *m = mat + 2 * e;
-            const uint32_t off = (tile * 8 + (lane >> 3)) * (NV_H / 2) + part * (NV_H / 2 / NV_PARTS) + (lane & 7) * 16;
-            g = m[0].codes + off;
-            u = m[1].codes + off;
-            s = m[lane >> 4].scale + ((tile * 8 + ((lane >> 1) & 7)) * (NV_H / 16) + part * (NV_H / 16 / NV_PARTS) +
-                                      (lane & 1) * 8);
-        }
-        if (left) {
-            /* chunks 4 to 7 of every second row exchanged with the others, so that no read meets a bank twice */
-            const uint32_t d = base + wr, c = d + (lane >> 3) * 128 + (((lane & 7) ^ ((lane >> 1) & 4)) << 4);
-            const bool half = left == PART - 2; /* the last step of a part */
-            if (!half || (lane & 4) == 0) {
-                copy16(c, g, 16);
-                copy16(c + 512, g + 4 * (NV_H / 2), 16);
-                copy16(c + 1024, u, 16);
-                copy16(c + 1536, u + 4 * (NV_H / 2), 16);
-            }
-            if (!half || (lane & 1) == 0) {
-                copy8(d + 2048 + lane * 8, s);
-            }
-            g += 128;
-            u += 128;
-            s += 16;
-            left = left == PART - 2 ? 0 : left - 1;
-        }
-        copy_commit();
-        wr = wr + NV_STEP == R * NV_STEP ? 0 : wr + NV_STEP;
-    }
-    __device__ __forceinline__ void begin(const nv_tasks<W> &t, const nv_mat *mat, uint32_t b, uint32_t lane)
-    {
-        base = b;
-        wr = next = left = 0;
-#pragma unroll 1
-        for (int i = 0; i < R; ++i) {
-            produce(t, mat, lane);
-        }
-    }
-};
+}
 
 /* silu(gate) * up of a tile to the items' columns. at: byte of the lane's row in a column. */
 __device__ __forceinline__ void nv_finish(const nv_args &a, const float4 &s, float f0, float f1, const mr_cols &col,
@@ -133,7 +85,7 @@ __device__ __forceinline__ uint32_t nv_in_unit(uint32_t g)
 
 /* The block's tile of the shared expert, a part a warp; the warp that ends last adds them. */
 template <int TF>
-__device__ __forceinline__ void nv_up_shared_tile(const nv_args &a, nv_up_shared &sh,
+__device__ __forceinline__ void nv_up_shared_tile(const nv_args &a, uint32_t *there,
                                                   const nv_part<TF, nv_shared<TF>::N> &w, const uint8_t *xs,
                                                   float4 *parts, uint32_t warp, uint32_t lane)
 {
@@ -147,7 +99,7 @@ __device__ __forceinline__ void nv_up_shared_tile(const nv_args &a, nv_up_shared
     __syncwarp();
     uint32_t old = 0;
     if (lane == 0) {
-        old = atomicAdd(&sh.shared_parts, 1u);
+        old = atomicAdd(there, 1u);
     }
     old = __shfl_sync(0xffffffffu, old, 0);
     if (old != S::PARTS - 1) {
@@ -168,116 +120,23 @@ __device__ __forceinline__ void nv_up_shared_tile(const nv_args &a, nv_up_shared
         *(uint16_t *)(h + ((2 * q + 1) * (a.k + 1) + a.k) * NV_HCOL) = to_bf16(silu_f(s.y) * s.w);
     }
 }
-template <int W, int R, int TF>
-__device__ __forceinline__ void nv_up_picked(const nv_args &a, nv_up_shared &sh, uint32_t ring_at, const uint8_t *xs,
-                                             float4 *parts, const nv_mat *mat, const mr_cols *cols,
-                                             const nv_part<TF, nv_shared<TF>::N> &w, bool mine, uint32_t warp,
-                                             uint32_t lane)
-{
-    const uint32_t g = lane >> 2, q = lane & 3;
-    /* from the last block on: the first have the shared expert's tiles */
-    const nv_tasks<W> tasks(gridDim.x - 1 - blockIdx.x, warp, sh.picks.n * NV_TILES);
-    nv_up_ring<W, R> ring;
-    ring.begin(tasks, mat, ring_at + warp * (R * NV_STEP), lane);
-    if (mine) {
-        nv_up_shared_tile<TF>(a, sh, w, xs, parts + W * 32, warp, lane);
-    }
-    uint32_t rd = 0, prev = 0;
-    const uint32_t codes = ring.base + g * 128 + q * 16, scales = ring.base + 2048 + g * 16 + q * 2;
-    const uint32_t first_half = (g & 1) * 64, second_half = 64 - first_half;
-    const uint32_t x0 = smem_addr(xs) + q * 16;
-#pragma unroll 1
-    for (uint32_t task = 0; task < tasks.n; ++task) {
-        uint32_t e, tile, part;
-        const uint32_t l = tasks.at(task, e, tile, part);
-        const bool whole = task < tasks.whole;
-        const mr_cols &col = cols[e];
-        uint32_t x[1] = {x0 + col.row[g < col.n ? g : 0] * NV_XCOL + part * (NV_H * 2 / NV_PARTS)};
-        float4 s = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        float acc[1][4] = {};
-        const auto add = [&]() {
-            s.x += acc[0][0], s.y += acc[0][1], s.z += acc[0][2], s.w += acc[0][3];
-            acc[0][0] = acc[0][1] = acc[0][2] = acc[0][3] = 0.0f;
-        };
-        const auto step = [&](uint32_t at, uint32_t sc, uint32_t off) {
-            nv_step<1>(acc, lds128(at), lds128(at + 1024), lds16(sc), lds16(sc + 128), x, off);
-        };
-#pragma unroll 1
-        for (uint32_t i = 0, n = whole ? NV_TILE_STEPS : 3; i < n; ++i) {
-            copy_wait<R - 1>();
-            __syncwarp();
-            step(codes + first_half + rd, scales + rd, 0);
-            if (i == 2 || i == 7) {
-                add();
-            }
-            if (whole || i != 2) {
-                step(codes + second_half + rd, scales + 8 + rd, 256);
-            }
-            if (i == 4 || i == 9) {
-                add();
-            }
-            x[0] += 512;
-            rd = rd + NV_STEP == R * NV_STEP ? 0 : rd + NV_STEP;
-            __syncwarp();
-            ring.produce(tasks, mat, lane);
-        }
-        if (!whole) {
-            /* the place for a warp's part is free when its last tile has been summed */
-            const uint32_t unit = l - tasks.whole * W;
-            if (prev) {
-                volatile uint32_t *gen = &sh.gen[(prev - 1) & 63];
-                while (*gen == 0) {
-                }
-            }
-            prev = unit + 1;
-            parts[warp * 32 + lane] = s;
-            __threadfence_block();
-            __syncwarp();
-            uint32_t old = 0;
-            if (lane == 0) {
-                old = atomicAdd(&sh.arrive[unit & 63], 1u);
-            }
-            old = __shfl_sync(0xffffffffu, old, 0);
-            if (old != NV_PARTS - 1) {
-                continue;
-            }
-            __threadfence_block();
-            s = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            const uint32_t first = ((task - tasks.whole) * W + warp - part) % W; /* who had the first part */
-#pragma unroll
-            for (uint32_t i = 0; i < NV_PARTS; ++i) {
-                const float4 v = parts[(first + i < W ? first + i : first + i - W) * 32 + lane];
-                s.x += v.x, s.y += v.y, s.z += v.z, s.w += v.w;
-            }
-        }
-        nv_finish(a, s, mat[2 * e].factor, mat[2 * e + 1].factor, col, nv_unit(tile) + nv_in_unit(g), q);
-        if (!whole) {
-            __syncwarp();
-            if (lane == 0) {
-                __threadfence_block();
-                *(volatile uint32_t *)&sh.gen[(l - tasks.whole * W) & 63] = 1;
-            }
-        }
-    }
-}
-
 /* Rows of m as bf16 columns in the order of nv_unit. */
-template <int W> __device__ __forceinline__ void nv_stage(const nv_args &a, uint8_t *xs)
+__device__ __forceinline__ void nv_stage(const nv_args &a, uint8_t *xs)
 {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x & 31, n = a.m_rows * (NV_H / 256);
 #pragma unroll 1
-    for (uint32_t b0 = warp; b0 < n; b0 += 2 * W) { /* two runs of 256 in flight */
+    for (uint32_t b0 = warp; b0 < n; b0 += 2 * NV_UP_WARPS) { /* two runs of 256 in flight */
         float4 v[2][2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const uint32_t b = b0 + i * W;
+            const uint32_t b = b0 + i * NV_UP_WARPS;
             const float4 *m = (const float4 *)(a.m + ((b < n ? b : b0) * 32 + lane) * 8);
             v[i][0] = __ldcg(m);
             v[i][1] = __ldcg(m + 1);
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const uint32_t b = b0 + i * W, r = b / (NV_H / 256), u = (b - r * (NV_H / 256)) * 32 + lane;
+            const uint32_t b = b0 + i * NV_UP_WARPS, r = b / (NV_H / 256), u = (b - r * (NV_H / 256)) * 32 + lane;
             if (b < n) {
                 *(uint4 *)(xs + r * NV_XCOL + nv_unit(u)) = stream_x_pack(v[i][0], v[i][1], true);
             }
@@ -286,7 +145,7 @@ template <int W> __device__ __forceinline__ void nv_stage(const nv_args &a, uint
 }
 
 /* sigmoid of the shared expert's gate in f32, a row a block from the last on. */
-template <int W> __device__ __forceinline__ void nv_shared_gate(const nv_args &a, float *red)
+__device__ __forceinline__ void nv_shared_gate(const nv_args &a, float *red)
 {
     const uint32_t tid = threadIdx.x, m = gridDim.x - 1 - blockIdx.x;
     if (m >= a.m_rows) {
@@ -303,25 +162,41 @@ template <int W> __device__ __forceinline__ void nv_shared_gate(const nv_args &a
     mr_gate_end(s, red, a.sg, m);
 }
 
-template <int W, int R, int TF> __global__ void __maxnreg__(64) nv_up(const __grid_constant__ nv_args a)
+/* The rest of the list for down, which starts after this. */
+__device__ __forceinline__ void nv_tell(const nv_args &a, const mr_cols *cols, uint32_t n)
 {
-    extern __shared__ uint4 sm4[];
+    for (uint32_t i = threadIdx.x; i < n * NV_COLS_WORDS; i += NV_UP_WARPS * 32) {
+        ((uint32_t *)a.list->cols)[i] = ((const uint32_t *)cols)[i];
+    }
+    if (threadIdx.x == 0) {
+        a.list->n = n;
+    }
+    __threadfence();
+    __syncthreads();
+    pdl_next();
+}
+
+/* MANY: more than four rows. */
+template <int TF, bool MANY> __global__ void __maxnreg__(64) nv_up(const __grid_constant__ nv_args a)
+{
+    using S = nv_shared<TF>;
+    extern __shared__ __align__(128) uint4 sm4[];
     __shared__ nv_up_shared sh;
-    const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, items = a.m_rows * a.k;
-    uint8_t *xs = (uint8_t *)sm4 + W * R * NV_STEP;
-    float4 *parts = (float4 *)(xs + a.m_rows * NV_XCOL); /* of the picked experts, then of the shared one */
-    nv_mat *mat = (nv_mat *)(parts + (W + nv_shared<TF>::PARTS) * 32);
+    const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, g = lane >> 2, q = lane & 3;
+    const uint32_t items = a.m_rows * a.k, block = gridDim.x - 1 - blockIdx.x;
+    uint8_t *xs = (uint8_t *)sm4 + NV_SLOTS * NV_SLOT;
+    float4 *parts = (float4 *)(xs + a.m_rows * NV_XCOL); /* of the shared expert; then [2][group][part][g][2] */
+    nv_mat *mat = (nv_mat *)(parts + 16 * 32);
     mr_cols *cols = (mr_cols *)(mat + 2 * items);
     uint32_t *mask = (uint32_t *)(cols + items);
     uint8_t *rank = (uint8_t *)mask + (a.n_experts + 3) / 4 * 4;
+    const uint32_t slots = smem_addr(sm4), full = smem_addr(sh.full), empty = smem_addr(sh.empty);
 
-    /* what is known before the wait: the shared expert's weights */
-    using S = nv_shared<TF>;
     const bool mine = blockIdx.x < NV_TILES && warp < (uint32_t)S::PARTS;
     nv_part<TF, S::N> w;
     if (mine) {
-        const uint32_t r = blockIdx.x * 8 + lane / 4;
-        w.load(a.s_codes[0] + r * (NV_H * S::ELEM), a.s_codes[1] + r * (NV_H * S::ELEM), warp * S::N, lane & 3);
+        const uint32_t r = blockIdx.x * 8 + g;
+        w.load(a.s_codes[0] + r * (NV_H * S::ELEM), a.s_codes[1] + r * (NV_H * S::ELEM), warp * S::N, q);
         if (TF == TF_MX) {
             prefetch_l2(a.s_scale[0] + r * (NV_H / 32));
             prefetch_l2(a.s_scale[1] + r * (NV_H / 32));
@@ -331,25 +206,29 @@ template <int W, int R, int TF> __global__ void __maxnreg__(64) nv_up(const __gr
     if (tid < 4 && line < lines) {
         moe_fetch_line(a, line);
     }
-    if (tid < 64) {
-        sh.arrive[tid] = sh.gen[tid] = 0;
+    if (tid < NV_MOST_TILES) {
+        bar_init(full + tid * 8, 1);
+        if (tid < NV_SLOTS) {
+            bar_init(empty + tid * 8, NV_PARTS);
+        }
+        bar_init_done();
     }
     if (tid == 0) {
         sh.shared_parts = 0;
     }
-    for (uint32_t i = tid; i < (a.n_experts + 3) / 4; i += W * 32) {
+    for (uint32_t i = tid; i < (a.n_experts + 3) / 4; i += NV_UP_WARPS * 32) {
         mask[i] = 0;
     }
     if (!a.early) {
         pdl_wait();
     }
-    nv_stage<W>(a, xs);
-    nv_shared_gate<W>(a, sh.red);
+    nv_stage(a, xs);
+    nv_shared_gate(a, sh.red);
     __syncthreads();
     if (a.early) {
         pdl_wait();
     }
-    const bool tells = blockIdx.x == NV_TILES; /* the first without a tile of the shared expert */
+    const bool tells = blockIdx.x == NV_TILES;
     if (!tells) {
         pdl_next();
     }
@@ -361,75 +240,90 @@ template <int W, int R, int TF> __global__ void __maxnreg__(64) nv_up(const __gr
         }
     });
     __syncthreads();
-    if (tells) {
-        for (uint32_t i = tid; i < sh.picks.n * (uint32_t)(sizeof(mr_cols) / 4); i += W * 32) {
-            ((uint32_t *)a.list->cols)[i] = ((const uint32_t *)cols)[i];
+    const uint32_t tiles = sh.picks.n * NV_TILES, n = block < tiles ? (tiles - block - 1) / gridDim.x + 1 : 0;
+    if (warp == NV_UP_WARPS - 1) {
+        for (uint32_t l = 0; l < n && l < NV_SLOTS; ++l) {
+            nv_up_ask(full, slots, mat, block, l, lane);
         }
-        if (tid == 0) {
-            a.list->n = sh.picks.n;
-        }
-        __threadfence();
-        __syncthreads();
-        pdl_next();
     }
-    nv_up_picked<W, R, TF>(a, sh, smem_addr(sm4), xs, parts, mat, cols, w, mine, warp, lane);
+    if (tells) {
+        nv_tell(a, cols, sh.picks.n);
+    }
+    if (warp == NV_UP_WARPS - 1) {
+#pragma unroll 1
+        for (uint32_t l = NV_SLOTS; l < n; ++l) {
+            bar_wait(empty + l % NV_SLOTS * 8, (l / NV_SLOTS - 1) & 1);
+            nv_up_ask(full, slots, mat, block, l, lane);
+        }
+        return;
+    }
+    if (mine) {
+        nv_up_shared_tile<TF>(a, &sh.shared_parts, w, xs, parts, warp, lane);
+    }
+    bar_sync_some(NV_GROUPS + 1, NV_GROUPS * NV_PARTS * 32);
+    const uint32_t group = warp / NV_PARTS, part = warp % NV_PARTS;
+    const uint32_t x0 = smem_addr(xs) + q * 16 + part * (NV_H * 2 / NV_PARTS);
+    const uint32_t at = slots + g * (NV_H / 2) + part * (NV_H / 2 / NV_PARTS) + q * 16;
+    const uint32_t st = slots + 2 * NV_CODES + g * (NV_H / 16) + part * (NV_H / 16 / NV_PARTS) + q * 2;
+    uint32_t odd = 0;
+#pragma unroll 1
+    for (uint32_t l = group; l < n; l += NV_GROUPS) {
+        const uint32_t u = block + l * gridDim.x, e = u / NV_TILES, tile = u - e * NV_TILES;
+        const mr_cols &col = cols[e];
+        const uint32_t x[1] = {x0 + col.row[g < col.n ? g : 0] * NV_XCOL};
+        const uint32_t slot = l % NV_SLOTS, c = at + slot * NV_SLOT, sc = st + slot * NV_SLOT;
+        float acc[1][4] = {};
+        bar_wait(full + l * 8, 0);
+#pragma unroll 1
+        for (uint32_t i = 0; i < 5; ++i) {
+            nv_step<1>(acc, lds128(c + i * 64), lds128(c + NV_CODES + i * 64), lds16(sc + i * 8),
+                       lds16(sc + NV_SCALES + i * 8), x, i * 256);
+        }
+        __syncwarp();
+        if (lane == 0) {
+            bar_arrive(empty + slot * 8);
+        }
+        /* sums of four columns in two places by turns, of eight in one */
+        constexpr uint32_t LANES = MANY ? 32 : 16;
+        float4 *p = parts + (MANY ? 0 : odd * (NV_GROUPS * NV_PARTS * LANES)) + group * (NV_PARTS * LANES) +
+                    (MANY ? lane : g * 2 + q);
+        odd ^= 1;
+        if (MANY) {
+            bar_sync_some(group + 1, NV_PARTS * 32);
+        }
+        if (MANY || q < 2) {
+            p[part * LANES] = make_float4(acc[0][0], acc[0][1], acc[0][2], acc[0][3]);
+        }
+        bar_sync_some(group + 1, NV_PARTS * 32);
+        if ((l / NV_GROUPS) % NV_PARTS == part && (MANY || q < 2)) {
+            float4 s = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+            for (uint32_t i = 0; i < NV_PARTS; ++i) {
+                const float4 v = p[i * LANES];
+                s.x += v.x, s.y += v.y, s.z += v.z, s.w += v.w;
+            }
+            nv_finish(a, s, mat[2 * e].factor, mat[2 * e + 1].factor, col, nv_unit(tile) + nv_in_unit(g), q);
+        }
+    }
 }
 
 /* ---- down ---- */
 
-/* Of four rows each: group b of the block is rows b % NV_QUADS of expert b / NV_QUADS; four groups make a task. */
-template <int W> struct nv_down_ring {
-    const uint8_t *c0, *c1;
-    uint32_t base, next, odd;
+/* Of four rows each: group b of the block is rows b % NV_QUADS of expert b / NV_QUADS; four groups make a task, so that
+ * two tasks take of an expert. An expert's rows of the block lie in a slot: codes, then block scales. */
+#define NV_D_CODES (NV_D * NV_I / 2u)
+#define NV_D_SCALES (NV_D * NV_I / 16u)
+#define NV_D_SLOT (NV_D_CODES + NV_D_SCALES)
+#define NV_D_WARPS 16u /* and one that asks */
 
-    /* codes: the steps of a task, 16 rows x 64 bytes each; block scales: two tasks of 16 rows x 40 */
-    static constexpr uint32_t STEPS = NV_I / 128, SCALES = NV_I / 16 * 16, BYTES = STEPS * 1024 + 2 * SCALES;
-
-    /* The next task's rows, and its block scales at once. */
-    __device__ __forceinline__ void locate(const nv_mat *mat, uint32_t groups, uint32_t d0, uint32_t lane)
-    {
-        const auto row = [&](uint32_t b, uint32_t &r) -> const nv_mat & { /* of a group past the end: the last */
-            b = b < groups ? b : groups - 1;
-            const uint32_t s = b / NV_QUADS;
-            r = d0 + (b - s * NV_QUADS) * 4;
-            return mat[s];
-        };
-        uint32_t r;
-        const nv_mat &m0 = row(next * 4 + (lane >> 4), r);
-        c0 = m0.codes + ((r + ((lane >> 2) & 3)) * (NV_I / 2) + (lane & 3) * 16);
-        const nv_mat &m1 = row(next * 4 + 2 + (lane >> 4), r);
-        c1 = m1.codes + ((r + ((lane >> 2) & 3)) * (NV_I / 2) + (lane & 3) * 16);
-        const uint32_t z = lane / 10, d = base + STEPS * 1024 + odd;
-        const nv_mat &m2 = row(next * 4 + z, r);
-        copy16(d + lane * 16, m2.scale + (r * (NV_I / 16) + (lane - z * 10) * 16), 16);
-        if (lane < 8) {
-            const nv_mat &m3 = row(next * 4 + 3, r);
-            copy16(d + 512 + lane * 16, m3.scale + (r * (NV_I / 16) + (lane + 2) * 16), 16);
-        }
-        odd ^= SCALES;
-        next += W;
-    }
-    /* Its step s. */
-    __device__ __forceinline__ void produce(uint32_t s, bool more, uint32_t lane)
-    {
-        if (more) {
-            copy16(base + s * 1024 + lane * 16, c0 + s * 64, 16);
-            copy16(base + s * 1024 + lane * 16 + 512, c1 + s * 64, 16);
-        }
-        copy_commit();
-    }
-};
-
-template <int W, int NB>
-__device__ __forceinline__ void nv_down_task(nv_down_ring<W> &ring, uint32_t scales, uint32_t n_tasks,
-                                             const nv_mat *mat, const mr_cols *cols, uint32_t groups, uint32_t d0,
-                                             uint32_t b0, const uint8_t *hs, float *res, uint32_t lane)
+template <int NB>
+__device__ __forceinline__ void nv_down_task(uint32_t slot0, uint32_t slot1, const nv_mat *mat, const mr_cols *cols,
+                                             uint32_t groups, uint32_t b0, const uint8_t *hs, float *res, uint32_t lane)
 {
-    using RING = nv_down_ring<W>;
     const uint32_t g = lane >> 2, q = lane & 3;
     const uint32_t e0 = b0 / NV_QUADS, last = b0 + 3 < groups ? b0 + 3 : groups - 1, e1 = last / NV_QUADS;
     const uint32_t n0 = cols[e0].n, n1 = e1 != e0 ? cols[e1].n : 0;
-    uint32_t x[NB];
+    uint32_t x[NB], at[2], scales[2];
 #pragma unroll
     for (int n = 0; n < NB; ++n) {
         /* one block of columns: the first expert's, then the second's; two: one each */
@@ -437,24 +331,19 @@ __device__ __forceinline__ void nv_down_task(nv_down_ring<W> &ring, uint32_t sca
         const uint32_t j = NB == 2 ? (g < (n ? n1 : n0) ? g : 0) : other ? g - n0 : g < n0 ? g : 0;
         x[n] = smem_addr(hs) + q * 16 + cols[other ? e1 : e0].item[j] * NV_HCOL;
     }
-    float acc[NB][4] = {};
-    scales += g * (NV_I / 16) + q * 2;
-    const bool more = ring.next < n_tasks;
-    const uint32_t at = ring.base + lane * 16;
-    copy_wait<RING::STEPS - 1>();
-    __syncwarp();
-    if (more) {
-        ring.locate(mat, groups, d0, lane);
-    }
 #pragma unroll
-    for (uint32_t s = 0; s < RING::STEPS; ++s) {
-        if (s) {
-            copy_wait<RING::STEPS - 1>();
-        }
-        const uint4 a0 = lds128(at + s * 1024), a1 = lds128(at + s * 1024 + 512);
-        const uint32_t v0 = lds16(scales + s * 8), v1 = lds16(scales + s * 8 + 8 * (NV_I / 16));
-        ring.produce(s, more, lane);
-        nv_step<NB>(acc, a0, a1, v0, v1, x, s * 256);
+    for (uint32_t i = 0; i < 2; ++i) { /* of a group past the end: the last */
+        const uint32_t b = b0 + 2 * i + (g >> 2) < last ? b0 + 2 * i + (g >> 2) : last;
+        const bool second = b >= (e0 + 1) * NV_QUADS;
+        const uint32_t slot = second ? slot1 : slot0, r = (b - (second ? e1 : e0) * NV_QUADS) * 4 + (g & 3);
+        at[i] = slot + r * (NV_I / 2) + q * 16;
+        scales[i] = slot + NV_D_CODES + r * (NV_I / 16) + q * 2;
+    }
+    float acc[NB][4] = {};
+#pragma unroll
+    for (uint32_t s = 0; s < NV_I / 128; ++s) {
+        nv_step<NB>(acc, lds128(at[0] + s * 64), lds128(at[1] + s * 64), lds16(scales[0] + s * 8),
+                    lds16(scales[1] + s * 8), x, s * 256);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -466,29 +355,37 @@ __device__ __forceinline__ void nv_down_task(nv_down_ring<W> &ring, uint32_t sca
             const uint32_t j = 2 * q + z - (NB == 1 && second ? n0 : 0);
             if (b < groups && j < (second ? n1 : n0)) {
                 const uint32_t item = cols[e].item[j] - cols[e].row[j]; /* row * k + slot */
-                const uint32_t at = item * NV_D + (b - e * NV_QUADS) * 4 + (g & 3);
-                res[at] = f * acc[NB == 2 && second ? NB - 1 : 0][2 * i + z];
+                const uint32_t to = item * NV_D + (b - e * NV_QUADS) * 4 + (g & 3);
+                res[to] = f * acc[NB == 2 && second ? NB - 1 : 0][2 * i + z];
             }
         }
     }
 }
 
-template <int W, int TF, bool MANY> __global__ void __maxnreg__(64) nv_down(const __grid_constant__ nv_args a)
+__host__ __device__ constexpr uint32_t nv_down_slots(bool many)
+{
+    return many ? 14 : 20;
+}
+
+/* MANY: more than four rows. */
+template <int TF, bool MANY> __global__ void __maxnreg__(64) nv_down(const __grid_constant__ nv_args a)
 {
     using S = nv_shared<TF>;
-    extern __shared__ uint4 sm4[];
+    constexpr uint32_t W = NV_D_WARPS, SLOTS = nv_down_slots(MANY);
+    extern __shared__ __align__(128) uint4 sm4[];
+    __shared__ uint64_t bars[8 * NV_MAX_K + SLOTS]; /* an expert is there; a slot is free */
     pdl_next();
     const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, g = lane >> 2, q = lane & 3;
     const uint32_t items = a.m_rows * a.k, d0 = blockIdx.x * NV_D;
-    uint8_t *hs = (uint8_t *)sm4 + W * nv_down_ring<W>::BYTES;
+    uint8_t *hs = (uint8_t *)sm4 + SLOTS * NV_D_SLOT;
     nv_mat *mat = (nv_mat *)(hs + a.m_rows * (a.k + 1) * NV_HCOL);
     mr_cols *cols = (mr_cols *)(mat + items);
     float *wt = (float *)(cols + items), *res = wt + items; /* [row * k + slot][NV_D], then [row][part][NV_D] */
+    const uint32_t n_picks = __ldcg(&a.list->n);
     if (tid < items) {
         wt[tid] = __ldcg(a.weight + tid);
     }
-    const uint32_t n_picks = __ldcg(&a.list->n);
-    for (uint32_t i = tid; i < items * (NV_MAT_WORDS + NV_COLS_WORDS); i += W * 32) {
+    for (uint32_t i = tid; i < items * (NV_MAT_WORDS + NV_COLS_WORDS); i += (W + 1) * 32) {
         const uint32_t c = i - items * NV_MAT_WORDS;
         if (i < items * NV_MAT_WORDS) {
             ((uint32_t *)mat)[i] = __ldcg((const uint32_t *)a.list->mat + i);
@@ -496,20 +393,34 @@ template <int W, int TF, bool MANY> __global__ void __maxnreg__(64) nv_down(cons
             ((uint32_t *)cols)[c] = __ldcg((const uint32_t *)a.list->cols + c);
         }
     }
+    const uint32_t slots = smem_addr(sm4), full = smem_addr(bars), free_ = full + 8 * NV_MAX_K * 8;
+    if (tid < 8 * NV_MAX_K) {
+        bar_init(full + tid * 8, 1);
+        if (tid < SLOTS) {
+            bar_init(free_ + tid * 8, 2);
+        }
+        bar_init_done();
+    }
     __syncthreads();
+    if (warp == W) {
+        for (uint32_t e = 0; e < n_picks; ++e) {
+            const uint32_t slot = e % SLOTS, bar = full + e * 8, to = slots + slot * NV_D_SLOT;
+            if (e >= SLOTS) {
+                bar_wait(free_ + slot * 8, (e / SLOTS - 1) & 1);
+            }
+            if (lane == 0) {
+                bar_expect(bar, NV_D_SLOT);
+            }
+            __syncwarp();
+            if (lane < 2) {
+                bulk_load(lane ? to + NV_D_CODES : to,
+                          lane ? mat[e].scale + d0 * (NV_I / 16) : mat[e].codes + d0 * (NV_I / 2),
+                          lane ? NV_D_SCALES : NV_D_CODES, bar);
+            }
+        }
+        return;
+    }
     const uint32_t groups = n_picks * NV_QUADS, n_tasks = (groups + 3) / 4;
-    nv_down_ring<W> ring;
-    ring.base = smem_addr(sm4) + warp * nv_down_ring<W>::BYTES;
-    ring.odd = 0;
-    ring.next = warp;
-    const bool any = warp < n_tasks;
-    if (any) {
-        ring.locate(mat, groups, d0, lane);
-    }
-#pragma unroll
-    for (uint32_t s = 0; s < nv_down_ring<W>::STEPS; ++s) {
-        ring.produce(s, any, lane);
-    }
     /* the shared expert by the last warps: groups of four rows of each part of its columns */
     const uint32_t s0 = (W - 1 - warp) * 4, s_groups = S::D_PARTS * NV_QUADS;
     const auto where = [&](uint32_t i, uint32_t &part) { /* the lane's row of the i-th half */
@@ -534,7 +445,7 @@ template <int W, int TF, bool MANY> __global__ void __maxnreg__(64) nv_down(cons
     copy_commit();
     const float sg = tid < a.m_rows * NV_D ? __ldcg(a.sg + tid / NV_D) : 0.0f; /* 8 NV_D are no more than threads */
     copy_wait<0>();
-    __syncthreads();
+    bar_sync_some(1, W * 32);
     if (s0 < s_groups) {
         /* the four groups are of one part or of two that follow one another */
         const uint32_t first = s0 / NV_QUADS, last = (s0 + 3 < s_groups ? s0 + 3 : s_groups - 1) / NV_QUADS;
@@ -556,19 +467,24 @@ template <int W, int TF, bool MANY> __global__ void __maxnreg__(64) nv_down(cons
             }
         }
     }
-    uint32_t odd = 0;
 #pragma unroll 1
     for (uint32_t task = warp; task < n_tasks; task += W) {
         const uint32_t b0 = 4 * task, e0 = b0 / NV_QUADS, e1 = (b0 + 3 < groups ? b0 + 3 : groups - 1) / NV_QUADS;
-        const uint32_t scales = ring.base + nv_down_ring<W>::STEPS * 1024 + odd;
+        const uint32_t i0 = e0 % SLOTS, i1 = e1 % SLOTS;
+        bar_wait(full + e0 * 8, 0);
+        bar_wait(full + e1 * 8, 0);
+        const uint32_t s0 = slots + i0 * NV_D_SLOT, s1 = slots + i1 * NV_D_SLOT;
         if (MANY && e1 != e0 && cols[e0].n + cols[e1].n > 8) {
-            nv_down_task<W, 2>(ring, scales, n_tasks, mat, cols, groups, d0, b0, hs, res, lane);
+            nv_down_task<2>(s0, s1, mat, cols, groups, b0, hs, res, lane);
         } else {
-            nv_down_task<W, 1>(ring, scales, n_tasks, mat, cols, groups, d0, b0, hs, res, lane);
+            nv_down_task<1>(s0, s1, mat, cols, groups, b0, hs, res, lane);
         }
-        odd ^= nv_down_ring<W>::SCALES;
+        __syncwarp();
+        if (lane < 2 && (lane == 0 || e1 != e0)) {
+            bar_arrive(free_ + (lane ? i1 : i0) * 8);
+        }
     }
-    __syncthreads();
+    bar_sync_some(1, W * 32);
     if (tid < a.m_rows * NV_D) {
         const uint32_t m = tid / NV_D, r = tid - m * NV_D;
         float s = 0.0f, v = 0.0f;
@@ -586,33 +502,30 @@ template <int W, int TF, bool MANY> __global__ void __maxnreg__(64) nv_down(cons
 
 /* ---- launching ---- */
 
-static uint32_t nv_up_smem(const nv_args &a, uint32_t warps, uint32_t ring, uint32_t parts)
+static uint32_t nv_up_smem(const nv_args &a)
 {
     const uint32_t items = a.m_rows * a.k, bytes = (a.n_experts + 3) / 4 * 4;
-    return (uint32_t)(warps * ring * NV_STEP + a.m_rows * NV_XCOL + (warps + parts) * 512 +
+    return (uint32_t)(NV_SLOTS * NV_SLOT + a.m_rows * NV_XCOL + 16 * 512 +
                       items * (2 * sizeof(nv_mat) + sizeof(mr_cols)) + 2 * bytes);
 }
-static uint32_t nv_down_smem(const nv_args &a, uint32_t warps, uint32_t ring_bytes, uint32_t parts)
+static uint32_t nv_down_smem(const nv_args &a, uint32_t parts)
 {
     const uint32_t items = a.m_rows * a.k;
-    return (uint32_t)(warps * ring_bytes + a.m_rows * (a.k + 1) * NV_HCOL +
+    return (uint32_t)(nv_down_slots(a.m_rows > 4) * NV_D_SLOT + a.m_rows * (a.k + 1) * NV_HCOL +
                       items * (sizeof(nv_mat) + sizeof(mr_cols) + 4) + (items + parts * a.m_rows) * NV_D * 4);
 }
 
-/* The warps of up: as many as the router's block leaves registers for. */
 template <int TF> static int nv_run(struct qx_queue *q, const nv_args &a)
 {
-    const int warps_up = 20, ring = 2, warps = 16;
-    uint32_t su = nv_up_smem(a, warps_up, ring, nv_shared<TF>::PARTS);
-    su = su > ALONE_SHARED ? su : ALONE_SHARED; /* its tasks are divided as if each had a multiprocessor */
-    const uint32_t sd = nv_down_smem(a, warps, nv_down_ring<warps>::BYTES, nv_shared<TF>::D_PARTS);
-    const dim3 up((unsigned)q->n_sm), down(NV_BLOCKS);
-    const int r = launch(q, "moe", nv_up<warps_up, ring, TF>, up, dim3(warps_up * 32), su, a);
+    const uint32_t su = nv_up_smem(a), sd = nv_down_smem(a, nv_shared<TF>::D_PARTS);
+    const dim3 up((unsigned)q->n_sm), down(NV_BLOCKS), u(NV_UP_WARPS * 32), d((NV_D_WARPS + 1) * 32);
+    const int r = a.m_rows <= 4 ? launch(q, "moe", nv_up<TF, false>, up, u, su, a)
+                                : launch(q, "moe", nv_up<TF, true>, up, u, su, a);
     if (r) {
         return r;
     }
-    return a.m_rows <= 4 ? launch(q, "moe", nv_down<warps, TF, false>, down, dim3(warps * 32), sd, a)
-                         : launch(q, "moe", nv_down<warps, TF, true>, down, dim3(warps * 32), sd, a);
+    return a.m_rows <= 4 ? launch(q, "moe", nv_down<TF, false>, down, d, sd, a)
+                         : launch(q, "moe", nv_down<TF, true>, down, d, sd, a);
 }
 
 int qx_moe_nv(struct qx_queue *q, const struct qx_op_moe *o)

@@ -10,8 +10,6 @@
 #define NV_I 640u
 #define NV_TILES (NV_I / 8u) /* of gate and up: eight rows of each */
 #define NV_PARTS 4u          /* of a tile's columns, each summed by itself */
-#define NV_STEP 2304u        /* of up's rings: 16 rows x 128 bytes of codes, 16 rows x 16 block scales */
-#define NV_TILE_STEPS 10u    /* of a tile; a part has two and a half */
 #define NV_MAX_K 10u
 #define NV_D 20u             /* output rows a block of down */
 #define NV_QUADS (NV_D / 4u) /* groups of four of them */
