@@ -122,7 +122,8 @@ __device__ __forceinline__ void rr_split(float x, float y, uint32_t (&t)[3])
 
 /* The choice for a row whose logits arrive as words. */
 template <int EPL>
-__device__ __forceinline__ void rr_pick(const rr_args &a, uint32_t row, const float *logits, uint2 *room)
+__device__ __forceinline__ void rr_pick(const rr_args &a, const float *logits, uint2 *room, int32_t *expert,
+                                        float *weight)
 {
     const uint32_t lane = threadIdx.x;
     uint32_t key[EPL];
@@ -131,8 +132,6 @@ __device__ __forceinline__ void rr_pick(const rr_args &a, uint32_t row, const fl
         const uint32_t e = i * 32 + lane;
         key[i] = e < a.n_experts ? order_key(logits[e]) : 0;
     }
-    int32_t *expert = a.expert + row * a.k;
-    float *weight = a.weight + row * a.k;
     const auto logit = [=](uint32_t e) { return logits[e]; };
     if (!warp_pick_few<EPL>(key, logit, a.n_experts, a.k, a.norm, room, expert, weight)) {
         warp_pick<EPL>(key, logit, a.n_experts, a.k, a.norm, expert, weight);
@@ -146,6 +145,8 @@ __global__ void __maxnreg__(64) route_rows(const __grid_constant__ rr_args a)
         struct {
             float logits[RR_MAX_EXPERTS];
             uint2 room[32];
+            int32_t expert[32]; /* of the choice among nothing */
+            float weight[32];
         };
     } s;
     const uint32_t tid = threadIdx.x, warp = tid / 32, lane = tid & 31, g = lane >> 2, q = lane & 3;
@@ -153,44 +154,57 @@ __global__ void __maxnreg__(64) route_rows(const __grid_constant__ rr_args a)
     if (blockIdx.x >= n_sums) {
         const uint32_t row = blockIdx.x - n_sums;
         const uint64_t *p = a.words + row * RR_WORDS;
-        pdl_wait();
-        pdl_next();
-        const uint32_t number = __ldcg(a.numbers + row) + 1;
-        uint64_t w[2][RR_PARTS];
-        bool late;
-        do {
-            late = false;
+        for (uint32_t e = tid; e < a.n_experts; e += blockDim.x) {
+            s.logits[e] = (float)e;
+        }
+        /* first the choice among these, for its instructions, which else come one after another behind the words */
+#pragma unroll 1
+        for (uint32_t pass = 0; pass < 2; ++pass) {
+            uint32_t number = 0;
+            if (pass) {
+                pdl_wait();
+                pdl_next();
+                number = __ldcg(a.numbers + row) + 1;
+                uint64_t w[2][RR_PARTS];
+                bool late;
+                do {
+                    late = false;
 #pragma unroll
-            for (uint32_t j = 0; j < 2; ++j) {
-                const uint32_t e = tid + j * blockDim.x;
+                    for (uint32_t j = 0; j < 2; ++j) {
+                        const uint32_t e = tid + j * blockDim.x;
 #pragma unroll
-                for (uint32_t i = 0; i < RR_PARTS; ++i) {
-                    w[j][i] = e < a.n_experts ? word_read(p + e * RR_PARTS + i) : (uint64_t)number << 32;
+                        for (uint32_t i = 0; i < RR_PARTS; ++i) {
+                            w[j][i] = e < a.n_experts ? word_read(p + e * RR_PARTS + i) : (uint64_t)number << 32;
+                        }
+                    }
+#pragma unroll
+                    for (uint32_t i = 0; i < 2 * RR_PARTS; ++i) {
+                        late |= (uint32_t)(w[i / RR_PARTS][i % RR_PARTS] >> 32) != number;
+                    }
+                } while (late);
+                __syncthreads(); /* the first choice is made */
+#pragma unroll
+                for (uint32_t j = 0; j < 2; ++j) {
+                    const uint32_t e = tid + j * blockDim.x;
+                    if (e < a.n_experts) {
+                        s.logits[e] =
+                            (__uint_as_float((uint32_t)w[j][0]) + __uint_as_float((uint32_t)w[j][1])) +
+                            (__uint_as_float((uint32_t)w[j][2]) + __uint_as_float((uint32_t)w[j][3]));
+                    }
                 }
             }
-#pragma unroll
-            for (uint32_t i = 0; i < 2 * RR_PARTS; ++i) {
-                late |= (uint32_t)(w[i / RR_PARTS][i % RR_PARTS] >> 32) != number;
+            __syncthreads();
+            if (tid < 32) {
+                int32_t *expert = pass ? a.expert + row * a.k : s.expert;
+                float *weight = pass ? a.weight + row * a.k : s.weight;
+                if (a.n_experts <= 128) {
+                    rr_pick<4>(a, s.logits, s.room, expert, weight);
+                } else {
+                    rr_pick<RR_MAX_EXPERTS / 32>(a, s.logits, s.room, expert, weight);
+                }
+            } else if (tid == 32 && pass) {
+                a.numbers[row] = number; /* every block has read it, whose words are here */
             }
-        } while (late);
-#pragma unroll
-        for (uint32_t j = 0; j < 2; ++j) {
-            const uint32_t e = tid + j * blockDim.x;
-            if (e < a.n_experts) {
-                s.logits[e] =
-                    (__uint_as_float((uint32_t)w[j][0]) + __uint_as_float((uint32_t)w[j][1])) +
-                    (__uint_as_float((uint32_t)w[j][2]) + __uint_as_float((uint32_t)w[j][3]));
-            }
-        }
-        __syncthreads();
-        if (tid < 32) {
-            if (a.n_experts <= 128) {
-                rr_pick<4>(a, row, s.logits, s.room);
-            } else {
-                rr_pick<RR_MAX_EXPERTS / 32>(a, row, s.logits, s.room);
-            }
-        } else if (tid == 32) {
-            a.numbers[row] = number; /* every block has read it, whose words are here */
         }
         return;
     }
