@@ -1,6 +1,6 @@
 /* moe_one.cu: down of NVFP4 experts for one and two rows of decoding in the released widths, beside a shared expert of
- * BF16 or MXFP8; inputs of products are bf16. Gate and up are in moe_rows.cu; the sums are, bit for bit, those of
- * moe_nv.cu, which takes more rows.
+ * BF16 or MXFP8; inputs of products are bf16. Gate and up are in moe_one_up.cu, of two rows in
+ * moe_rows.cu; the sums are, bit for bit, those of moe_nv.cu, which takes more rows.
  *
  * A block has 20 output rows, all of whose weights lie in shared memory before its columns are there (moe_one.cuh). The
  * two halves of its warps take batches of five experts by turns; four times four rows, of one or two experts, make a
@@ -15,7 +15,6 @@
 #include "moe_one.cuh"
 #include "stream.cuh"
 
-#define ONE_STEPS 5u /* of a part: 16 rows x 64 bytes of codes each */
 #define ONE_HCOL (NV_I * 2u + 64u) /* bytes from column to column: no two meet in a bank */
 
 struct one_args {
@@ -109,42 +108,6 @@ __device__ __forceinline__ bool one_read(const uint64_t *unit, uint32_t number, 
     return n[0] == number && n[1] == number && n[2] == number && n[3] == number;
 }
 
-/* ---- the shared expert ---- */
-
-/* A part, of the lane's two rows, which begin at p0 and p1; scales of MXFP8: s0, s1; col: the lane's column, `first` the
- * part's first step there. */
-template <int TF>
-__device__ __forceinline__ void one_shared(float (&acc)[4], uint32_t p0, uint32_t p1, uint32_t s0, uint32_t s1, uint32_t col,
-                                           uint32_t first, uint32_t q)
-{
-#pragma unroll 1
-    for (uint32_t s = first; s < first + ONE_STEPS; ++s) {
-        const uint4 a0 = lds128(p0), a1 = lds128(p1);
-        const uint32_t lo[4] = {a0.x, a0.y, a0.z, a0.w}, hi[4] = {a1.x, a1.y, a1.z, a1.w};
-        if (TF == TF_BF16) {
-            mr_mma_bf16(acc, lo, hi, lds128(col + s * 64 + ((q ^ (s & 3)) << 4)));
-        } else {
-            const float m0 = e8m0_f((uint8_t)lds8(s0)), m1 = e8m0_f((uint8_t)lds8(s1));
-            float part[4] = {};
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                uint32_t x[4], y[4];
-                mr_dec_bytes(lo, j, m0, x);
-                mr_dec_bytes(hi, j, m1, y);
-                mr_mma(part, x, y, lds128(col + s * 128 + (((2 * q + j) ^ ((2 * s + (q >> 1)) & 3)) << 4)));
-            }
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                acc[j] += part[j];
-            }
-            s0 += 2;
-            s1 += 2;
-        }
-        p0 += 64;
-        p1 += 64;
-    }
-}
-
 /* A barrier of some warps. */
 template <int N> __device__ __forceinline__ void one_barrier(uint32_t id)
 {
@@ -227,7 +190,7 @@ template <int TF, int ROWS> __global__ void __maxnreg__(64) one_down(const __gri
         }
         float acc[4] = {};
         bar_wait(&sh.bar, 0);
-        one_shared<TF>(acc, p[0], p[1], z[0], z[1], hx + (b - j * ROWS) * ONE_HCOL, part * ONE_STEPS, q);
+        one_shared<TF, 64>(acc, p[0], p[1], z[0], z[1], hx + (b - j * ROWS) * ONE_HCOL, part * ONE_STEPS, q);
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
             const uint32_t o = 2 * q + (i & 1), k = o / ROWS;
@@ -401,7 +364,9 @@ bool qx_moe_one_takes(const struct qx_queue *q, const struct qx_op_moe *o)
     const uint8_t f = o->s_gate.fmt;
     return o->n_rows <= ONE_ROWS && o->experts.fmt == QX_W_NVFP4 && o->experts.hidden == NV_H &&
            o->experts.inter == NV_I && o->s_inter == NV_I && o->act_bf16 && o->k <= NV_MAX_K &&
-           (f == QX_W_BF16 || f == QX_W_MXFP8) && o->s_up.fmt == f && o->s_down.fmt == f && can_stream(q) &&
+           (f == QX_W_BF16 || f == QX_W_MXFP8) && o->s_up.fmt == f && o->s_down.fmt == f &&
+           o->s_gate_vec.fmt == QX_W_BF16 && mr_aligned(o->s_gate) && mr_aligned(o->s_up) && mr_aligned(o->s_down) &&
+           ((uintptr_t)o->m & 15) == 0 && can_stream(q) && q->smem_max >= (int)ALONE_SHARED &&
            q->n_sm >= (int)NV_BLOCKS && q->n_sm <= (int)QX_MOE_BLOCKS;
 }
 

@@ -1,11 +1,13 @@
-/* moe_one.cuh: what gate and up (moe_rows.cu) and down (moe_one.cu) of experts tell each other where rows are one or two
- * and widths the released ones: columns as words of two values and the number of the launch (common.cuh), so that down
- * begins when the last of them is there, not when gate and up have ended. Every block keeps its own count of launches. */
+/* moe_one.cuh: what gate and up (moe_one_up.cu; of two rows moe_rows.cu) and down (moe_one.cu) of experts tell each
+ * other where rows are one or two and widths the released ones: columns as words of two values and the number of the
+ * launch (common.cuh), so that down begins when the last of them is there, not when gate and up have ended. Every block
+ * keeps its own count of launches. */
 #ifndef QX_CUDA_MOE_ONE_CUH
 #define QX_CUDA_MOE_ONE_CUH
 
 #include "moe_nv.cuh"
 
+#define ONE_STEPS 5u /* of a part: 16 rows x 64 bytes of codes each */
 #define ONE_ROWS 2u
 #define ONE_ITEMS (ONE_ROWS * NV_MAX_K)
 #define ONE_UNITS (NV_I / 8u) /* of eight values, four words */
@@ -26,9 +28,47 @@ struct one_words {
     }
 };
 
+/* ---- the shared expert ---- */
+
+/* N steps of a part, PITCH bytes apart, of the lane's two rows, which begin at p0 and p1; scales of MXFP8: s0, s1; col:
+ * the lane's column, `first` the first of them there. */
+template <int TF, uint32_t PITCH, uint32_t N = ONE_STEPS>
+__device__ __forceinline__ void one_shared(float (&acc)[4], uint32_t p0, uint32_t p1, uint32_t s0, uint32_t s1,
+                                           uint32_t col, uint32_t first, uint32_t q)
+{
+#pragma unroll 1
+    for (uint32_t s = first; s < first + N; ++s) {
+        const uint4 a0 = lds128(p0), a1 = lds128(p1);
+        const uint32_t lo[4] = {a0.x, a0.y, a0.z, a0.w}, hi[4] = {a1.x, a1.y, a1.z, a1.w};
+        if (TF == TF_BF16) {
+            mr_mma_bf16(acc, lo, hi, lds128(col + s * 64 + ((q ^ (s & 3)) << 4)));
+        } else {
+            const float m0 = e8m0_f((uint8_t)lds8(s0)), m1 = e8m0_f((uint8_t)lds8(s1));
+            float part[4] = {};
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                uint32_t x[4], y[4];
+                mr_dec_bytes(lo, j, m0, x);
+                mr_dec_bytes(hi, j, m1, y);
+                mr_mma(part, x, y, lds128(col + s * 128 + (((2 * q + j) ^ ((2 * s + (q >> 1)) & 3)) << 4)));
+            }
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                acc[j] += part[j];
+            }
+            s0 += 2;
+            s1 += 2;
+        }
+        p0 += PITCH;
+        p1 += PITCH;
+    }
+}
+
 /* Down of an op whose gate and up are on their way: they let it start once the picks are known. */
 int qx_moe_one_down(struct qx_queue *q, const struct qx_op_moe *o, const one_words &w);
-/* Whether it takes the op. */
+/* The whole op of one row that it takes. */
+int qx_moe_one(struct qx_queue *q, const struct qx_op_moe *o);
+/* Whether down takes the op's one or two rows. */
 bool qx_moe_one_takes(const struct qx_queue *q, const struct qx_op_moe *o);
 
 #endif

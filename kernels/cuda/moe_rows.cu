@@ -1,5 +1,5 @@
 /* moe_rows.cu: experts for rows of decoding whose inputs of products are bf16, but for what
- * moe_nv.cu takes.
+ * moe_nv.cu and moe_one_up.cu take.
  *
  * Two launches of one block a multiprocessor. Every warp streams its own tasks, a task being 16 rows of
  * weights and a part of their columns, through a ring of its own in shared memory: 64 bytes of codes of each
@@ -632,7 +632,8 @@ template <int FAST> static int run_rows(struct qx_queue *q, const mr_args &a, co
     const uint32_t sd = down_smem(a, grid, ring, in);
     uint32_t su = up_smem(a, ring);
     su = su > ALONE_SHARED ? su : ALONE_SHARED; /* its tasks are divided as if each had a multiprocessor */
-    const int r = ring == 5 ? launch(q, "moe", moe_rows_up<5, FAST>, g1, block, su, a)
+    /* moe_one_up.cu has the one row of FAST */
+    const int r = ring == 5 ? launch(q, "moe", moe_rows_up<FAST ? 3 : 5, FAST>, g1, block, su, a)
                             : launch(q, "moe", moe_rows_up<3, FAST>, g1, block, su, a);
     if (r) {
         return r;
@@ -652,6 +653,10 @@ template <int FAST> static int run_rows(struct qx_queue *q, const mr_args &a, co
 
 int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o)
 {
+    const bool one = qx_moe_one_takes(q, o);
+    if (one && o->n_rows == 1) {
+        return qx_moe_one(q, o);
+    }
     mr_args a = {};
     if (!make_args(a, q, o)) {
         return 1;
@@ -667,7 +672,6 @@ int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o)
     a.hs = q->ws + 256;
     a.words = q->moe_words;
     a.numbers = q->numbers + QX_MOE_NUMBERS;
-    const bool one = qx_moe_one_takes(q, o);
     for (uint32_t r = 0; r < o->n_rows; r += 8) {
         moe_take_rows(a, q, o, r);
         const int e = !one                    ? run_rows<TF_GEN>(q, a, o)
