@@ -6,6 +6,8 @@
 #include "prompt.h"
 #include "linear_bytes.cuh"
 
+#include <type_traits>
+
 /* ---- streaming -------------------------------------------------------------------------------- */
 
 struct lin_stream {
@@ -35,8 +37,9 @@ template <int F, int SHAPE, int NT, bool BYTES = lin_fmt<F>::BYTES> struct lin_k
 };
 template <int F, int SHAPE, int NT> struct lin_kind<F, SHAPE, NT, true> {
     static constexpr uint32_t R = lin_eights(SHAPE) ? 8 : 4;
-    using acc = lin_sums_of<SHAPE, NT>;
-    using lane = lin_lane8<F, SHAPE, NT>;
+    static constexpr bool FEW = NT <= 2;
+    using acc = std::conditional_t<FEW, lin_sums_of<SHAPE, FEW ? NT : 1>, lin_cols<lin_eights(SHAPE)>>;
+    using lane = std::conditional_t<FEW, lin_lane8<F, SHAPE, FEW ? NT : 1>, lin_lane8_cols<F, SHAPE>>;
 };
 template <int F, int NT> struct lin_kind<F, LIN_W16, NT, false> {
     static constexpr uint32_t R = 8;
@@ -359,7 +362,7 @@ static bool make_lin_w(const struct qx_weight &w, bool wide, uint32_t seg_max, s
     }
     s->n_seg = (s->bytes + seg_max - 1) / seg_max;
     if (s->n_seg > 1) {
-        const uint32_t to = s->tf == TF_NV || s->tf == TF_BF16 ? 1024 : 2048; /* as many units for each warp, or pairs */
+        const uint32_t to = s->tf == TF_NV || s->tf == TF_BF16 ? 1024 : 2048; /* as many units or pairs a warp */
         s->seg = ((s->bytes + s->n_seg - 1) / s->n_seg + to - 1) / to * to;
         s->n_seg = (s->bytes + s->seg - 1) / s->seg;
     } else {
@@ -482,15 +485,13 @@ static int linear_streamed(struct qx_queue *q, const struct qx_op_linear *o, uns
         const bool few = !spread && a.group <= 2;
         if constexpr (F == TF_MX) {
             if (w.bytes == 20 * 128) {
-                return few              ? start(linear_stream<F, LIN_EIGHTS_20, false, 2>)
-                       : a.group <= 4 ? start(linear_stream<F, LIN_EIGHTS_20, true, 4>)
-                                      : start(linear_stream<F, LIN_EIGHTS_20, true, 8>);
+                return few ? start(linear_stream<F, LIN_EIGHTS_20, false, 2>)
+                           : start(linear_stream<F, LIN_EIGHTS_20, true>);
             }
             if (w.bytes == 48 * 128) {
-                return few && a.group == 1 ? start(linear_stream<F, LIN_FOURS_48, false, 1>)
-                       : few               ? start(linear_stream<F, LIN_FOURS_48, false, 2>)
-                       : a.group <= 4      ? start(linear_stream<F, LIN_FOURS_48, true, 4>)
-                                           : start(linear_stream<F, LIN_FOURS_48, true, 8>);
+                return !few             ? start(linear_stream<F, LIN_FOURS_48, true>)
+                       : a.group == 1 ? start(linear_stream<F, LIN_FOURS_48, false, 1>)
+                                      : start(linear_stream<F, LIN_FOURS_48, false, 2>);
             }
         }
         if (eights) {

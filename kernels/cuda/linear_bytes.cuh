@@ -9,11 +9,13 @@
  * belong to another block than the others: what is B has a column for each of both, with zeros for the other's lanes.
  * In the same way rows that lie 128 bytes modulo 128 apart are read without meeting a bank twice: of a unit odd rows
  * take the second half when even ones take the first, then the other way round, and B has columns for both halves. So a
- * row of activations takes four columns:
+ * row of activations takes four columns where there are one or two:
  * - eights of rows (LIN_EIGHTS; rows of at most LIN_SHORT bytes): A's rows 0 to 7 are the matrix's with the halves read
  *   first, rows 8 to 15 the same with the others; two rows of activations a product.
  * - fours (LIN_FOURS): the same with two units, of which A's rows 4 to 7 and 12 to 15 are the second; one row of
  *   activations a product.
+ * - three to eight rows of activations: eight rows of the matrix, or four of them, are B. A has each row of activations
+ *   twice, with zeros for the other block's lanes.
  * - wide: eight rows of the matrix, 64 bytes modulo 128 apart, are B, sixteen rows of activations A, once a block.
  *
  * Warp w of eight takes the units w, w + 8, ... of a row. A row's sum: blocks in order, apart for every second unit of
@@ -35,7 +37,7 @@ __host__ __device__ inline uint32_t lin_x8_units(uint32_t k)
 __host__ __device__ inline uint32_t lin_x8_pitch16(uint32_t k)
 {
     const uint32_t n = lin_x8_units(k) * 16 + (lin_x8_units(k) + 3) / 4;
-    return n % 8 < 4 && n % 2 == 0 ? n + 1 : n; /* wide: 16 bytes at 0 and 32 of two rows are apart */
+    return n | 1; /* of two rows 16 bytes at 0, 32, 64 and 96 are apart */
 }
 
 /* Two bf16 times f as f16. */
@@ -153,7 +155,7 @@ template <int G, int E> struct lin_sums {
 template <int SHAPE, int NT>
 using lin_sums_of = lin_sums<lin_eights(SHAPE) ? (NT + 1) / 2 : NT, lin_eights(SHAPE) ? 2 : 1>;
 
-/* Where a lane finds what it needs, in a slot of this matrix and in the activations. NT: the most rows of these. */
+/* Where a lane finds what it needs, in a slot of this matrix and in the activations. NT: these rows, 1 or 2. */
 template <int F, int SHAPE, int NT> struct lin_lane8 {
     static constexpr bool EIGHTS = lin_eights(SHAPE);
     static constexpr int G = EIGHTS ? (NT + 1) / 2 : NT;
@@ -207,25 +209,23 @@ __device__ __forceinline__ void lin_unit8(lin_sums<G, E> &acc, const int e, cons
     }
 #pragma unroll
     for (int t = 0; t < G; ++t) {
-        if (NT <= 2 || lin_exact(SHAPE) || t * (lin_eights(SHAPE) ? 2 : 1) < l.n_tok) {
-            const uint32_t skip = lin_eights(SHAPE) ? 0 : min((uint32_t)t, l.n_tok - 1) * l.x_row;
-            const uint32_t x = l.x[lin_eights(SHAPE) ? t : 0] + skip + at;
-            const uint32_t f = l.f[lin_eights(SHAPE) ? t : 0] + skip + at / 64;
-            uint4 b0 = make_uint4(0, 0, 0, 0), b1 = b0;
-            lds128_if(b0, x, l.mine && in);
-            lds128_if(b1, x + 16, l.mine && in);
-            const float factor = in ? lds_f32(f) : 0.0f;
-            float p[4] = {};
-            mma_f16(p, a[0][0], a[0][1], a[0][2], a[0][3], b0.x, b0.y);
-            mma_f16(p, a[1][0], a[1][1], a[1][2], a[1][3], b0.z, b0.w);
-            mma_f16(p, a[2][0], a[2][1], a[2][2], a[2][3], b1.x, b1.y);
-            mma_f16(p, a[3][0], a[3][1], a[3][2], a[3][3], b1.z, b1.w);
-            const float s0 = s.s0 * factor, s1 = s.s1 * factor;
-            acc.c[e][t][0] = fmaf(s0, p[0], acc.c[e][t][0]);
-            acc.c[e][t][1] = fmaf(s1, p[1], acc.c[e][t][1]);
-            acc.c[e][t][2] = fmaf(s0, p[2], acc.c[e][t][2]);
-            acc.c[e][t][3] = fmaf(s1, p[3], acc.c[e][t][3]);
-        }
+        const uint32_t skip = lin_eights(SHAPE) ? 0 : min((uint32_t)t, l.n_tok - 1) * l.x_row;
+        const uint32_t x = l.x[lin_eights(SHAPE) ? t : 0] + skip + at;
+        const uint32_t f = l.f[lin_eights(SHAPE) ? t : 0] + skip + at / 64;
+        uint4 b0 = make_uint4(0, 0, 0, 0), b1 = b0;
+        lds128_if(b0, x, l.mine && in);
+        lds128_if(b1, x + 16, l.mine && in);
+        const float factor = in ? lds_f32(f) : 0.0f;
+        float p[4] = {};
+        mma_f16(p, a[0][0], a[0][1], a[0][2], a[0][3], b0.x, b0.y);
+        mma_f16(p, a[1][0], a[1][1], a[1][2], a[1][3], b0.z, b0.w);
+        mma_f16(p, a[2][0], a[2][1], a[2][2], a[2][3], b1.x, b1.y);
+        mma_f16(p, a[3][0], a[3][1], a[3][2], a[3][3], b1.z, b1.w);
+        const float s0 = s.s0 * factor, s1 = s.s1 * factor;
+        acc.c[e][t][0] = fmaf(s0, p[0], acc.c[e][t][0]);
+        acc.c[e][t][1] = fmaf(s1, p[1], acc.c[e][t][1]);
+        acc.c[e][t][2] = fmaf(s0, p[2], acc.c[e][t][2]);
+        acc.c[e][t][3] = fmaf(s1, p[3], acc.c[e][t][3]);
     }
 }
 
@@ -344,6 +344,133 @@ __device__ __forceinline__ void lin_store(uint32_t red, uint32_t step, const lin
         const uint32_t tok = E == 2 ? 2 * t + q / 2 : t;
         if ((E == 2 ? (q & 1) == 0 : lane < 16 && q == 0) && tok < n_tok) {
             sts_f32(red + g / 4 * step + (tok * 4 + g % 4) * 4, v);
+        }
+    }
+}
+
+/* ---- three to eight rows of activations ------------------------------------------------------- */
+
+template <bool EIGHTS> struct lin_cols {
+    float c[2][2][4]; /* [every second unit][half][block of 32, one of two rows] */
+};
+
+/* Where a lane finds what it needs. Rows that lie 128 bytes modulo 128 apart are read without meeting a bank twice:
+ * odd ones the second half of a unit first. */
+template <int F, int SHAPE> struct lin_lane8_cols {
+    static constexpr uint32_t R = lin_eights(SHAPE) ? 8 : 4, SU = lin_unit_scale<F>::N;
+    uint32_t c, other;    /* its codes; from one half to the other */
+    uint32_t sc, sc_step; /* the scales of its sums' first row, of the second */
+    uint32_t x, f;        /* activations, their factors */
+    uint32_t row;         /* its sums' first row of the slot */
+    bool odd, low;        /* low: its codes are of a half's first block */
+    __device__ __forceinline__ lin_lane8_cols(const stream_w &w, const lin_x &xs, uint32_t warp, uint32_t lane)
+    {
+        const uint32_t g = lane >> 2, q = lane & 3, t = min(g, xs.n_tok - 1) * xs.pitch16 * 16;
+        odd = g & 1;
+        low = q < 2;
+        row = 2 * q & (R - 1);
+        c = (g & (R - 1)) * w.pitch + warp * 128 + (g & 1) * 64 + q * 16;
+        other = odd ? 0u - 64 : 64;
+        sc = R * w.pitch + row * w.pitch_scale + warp * SU;
+        sc_step = w.pitch_scale;
+        x = xs.xs + t + warp * 256 + q * 32;
+        f = xs.xs + t + xs.n_units * 256 + warp * 4;
+        lin_keep(c);
+        lin_keep(x);
+    }
+};
+
+/* acc += N units of a warp, one after the other. c, sc: in the slot; x: bytes of activations from the lane's on; u:
+ * the first unit; left: bytes from its begin to the row's end. last: the slot is given back once they are read. */
+template <int F, int SHAPE, int N>
+__device__ __forceinline__ void lin_units8(lin_cols<lin_eights(SHAPE)> &acc, const stream_w &w, uint32_t c,
+                                           uint32_t sc, uint32_t x, const lin_lane8_cols<F, SHAPE> &l, uint32_t row,
+                                           uint32_t u, int left, bool last, uint32_t empty, uint32_t lane)
+{
+    constexpr uint32_t W = LIN_WARPS, SU = lin_unit_scale<F>::N;
+    uint4 v[N][2];
+    uint32_t codes[N][2] = {};
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        if constexpr (lin_exact(SHAPE) != 0) {
+            v[n][0] = lds128(c + n * W * 128);
+            v[n][1] = lds128(c + n * W * 128 + l.other);
+        } else {
+            const int first = (int)(n * W * 128 + (lane >> 2 & 1) * 64 + (lane & 3) * 16);
+            v[n][0] = v[n][1] = make_uint4(0, 0, 0, 0);
+            lds128_if(v[n][0], c + n * W * 128, left > first);
+            lds128_if(v[n][1], c + n * W * 128 + l.other, left > first + (int)l.other);
+        }
+        if constexpr (F == TF_MX) {
+            codes[n][0] = lds32(sc + n * W * SU);
+            codes[n][1] = lds32(sc + n * W * SU + l.sc_step);
+        }
+    }
+    if (last) {
+        lin_release(empty, lane);
+    }
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        const float factor = lds_f32(l.f + x / 64 + n * W * 4);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const uint4 k = l.odd ? v[n][1 - h] : v[n][h];
+            const uint4 x0 = lds128(l.x + x + n * W * 256 + h * 128), x1 = lds128(l.x + x + n * W * 256 + h * 128 + 16);
+            const uint32_t xs[8] = {x0.x, x0.y, x0.z, x0.w, x1.x, x1.y, x1.z, x1.w}, ks[4] = {k.x, k.y, k.z, k.w};
+            float p[4] = {};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                uint32_t b0, b1;
+                lin_codes4(ks[i], b0, b1);
+                mma_f16(p, l.low ? xs[2 * i] : 0, l.low ? 0 : xs[2 * i], l.low ? xs[2 * i + 1] : 0,
+                        l.low ? 0 : xs[2 * i + 1], b0, b1);
+            }
+            const lin_scales sa = lin_scales_of<F>(codes[n][0] >> h * 16, w, row + l.row, u + n * W);
+            const lin_scales sb = lin_scales_of<F>(codes[n][1] >> h * 16, w, row + l.row + 1, u + n * W);
+            float(&d)[4] = acc.c[n][h];
+            d[0] = fmaf(sa.s0 * factor, p[0], d[0]);
+            d[1] = fmaf(sb.s0 * factor, p[1], d[1]);
+            d[2] = fmaf(sa.s1 * factor, p[2], d[2]);
+            d[3] = fmaf(sb.s1 * factor, p[3], d[3]);
+        }
+    }
+}
+
+template <int F, int SHAPE>
+__device__ __forceinline__ void lin_slot(lin_cols<lin_eights(SHAPE)> &acc, const stream_w &w, uint32_t slot,
+                                         uint32_t row, uint32_t at, uint32_t n, const lin_lane8_cols<F, SHAPE> &l,
+                                         uint32_t empty, uint32_t warp, uint32_t lane)
+{
+    constexpr uint32_t W = LIN_WARPS;
+    uint32_t c = slot + l.c, sc = slot + l.sc, x = at * 2, u = at / 128 + warp;
+    int left = (int)n - (int)(warp * 128);
+    if (left <= 0) {
+        lin_release(empty, lane);
+    }
+#pragma unroll 1
+    for (; left > 0; left -= 2 * W * 128, c += 2 * W * 128, sc += 2 * W * l.SU, x += 2 * W * 256, u += 2 * W) {
+        if (left > (int)(W * 128)) {
+            lin_units8<F, SHAPE, 2>(acc, w, c, sc, x, l, row, u, left, left <= (int)(2 * W * 128), empty, lane);
+        } else {
+            lin_units8<F, SHAPE, 1>(acc, w, c, sc, x, l, row, u, left, true, empty, lane);
+        }
+    }
+}
+
+template <bool EIGHTS>
+__device__ __forceinline__ void lin_store(uint32_t red, uint32_t step, const lin_cols<EIGHTS> &acc, uint32_t n_tok,
+                                          uint32_t lane)
+{
+    const uint32_t g = lane >> 2, q = lane & 3;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        float v[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            v[h] = (acc.c[0][h][i] + acc.c[0][h][2 + i]) + (acc.c[1][h][i] + acc.c[1][h][2 + i]);
+        }
+        if (g < n_tok && (EIGHTS || q < 2)) {
+            sts_f32(red + q / 2 * step + (g * 4 + (2 * q & 3) + i) * 4, v[0] + v[1]);
         }
     }
 }
