@@ -37,7 +37,7 @@ template <int F, int SHAPE, int NT, bool BYTES = lin_fmt<F>::BYTES> struct lin_k
 };
 template <int F, int SHAPE, int NT> struct lin_kind<F, SHAPE, NT, true> {
     static constexpr uint32_t R = lin_eights(SHAPE) ? 8 : 4;
-    static constexpr bool FEW = NT <= 2;
+    static constexpr bool FEW = NT <= 4;
     using acc = std::conditional_t<FEW, lin_sums_of<SHAPE, FEW ? NT : 1>, lin_cols<lin_eights(SHAPE)>>;
     using lane = std::conditional_t<FEW, lin_lane8<F, SHAPE, FEW ? NT : 1>, lin_lane8_cols<F, SHAPE>>;
 };
@@ -485,13 +485,15 @@ static int linear_streamed(struct qx_queue *q, const struct qx_op_linear *o, uns
         const bool few = !spread && a.group <= 2;
         if constexpr (F == TF_MX) {
             if (w.bytes == 20 * 128) {
-                return few ? start(linear_stream<F, LIN_EIGHTS_20, false, 2>)
-                           : start(linear_stream<F, LIN_EIGHTS_20, true>);
+                return few              ? start(linear_stream<F, LIN_EIGHTS_20, false, 2>)
+                       : a.group <= 4 ? start(linear_stream<F, LIN_EIGHTS_20, true, 4>)
+                                      : start(linear_stream<F, LIN_EIGHTS_20, true>);
             }
             if (w.bytes == 48 * 128) {
-                return !few             ? start(linear_stream<F, LIN_FOURS_48, true>)
-                       : a.group == 1 ? start(linear_stream<F, LIN_FOURS_48, false, 1>)
-                                      : start(linear_stream<F, LIN_FOURS_48, false, 2>);
+                return few && a.group == 1 ? start(linear_stream<F, LIN_FOURS_48, false, 1>)
+                       : few               ? start(linear_stream<F, LIN_FOURS_48, false, 2>)
+                       : a.group <= 4      ? start(linear_stream<F, LIN_FOURS_48, true, 4>)
+                                           : start(linear_stream<F, LIN_FOURS_48, true>);
             }
         }
         if (eights) {

@@ -9,12 +9,12 @@
  * belong to another block than the others: what is B has a column for each of both, with zeros for the other's lanes.
  * In the same way rows that lie 128 bytes modulo 128 apart are read without meeting a bank twice: of a unit odd rows
  * take the second half when even ones take the first, then the other way round, and B has columns for both halves. So a
- * row of activations takes four columns where there are one or two:
+ * row of activations takes four columns where there are few:
  * - eights of rows (LIN_EIGHTS; rows of at most LIN_SHORT bytes): A's rows 0 to 7 are the matrix's with the halves read
  *   first, rows 8 to 15 the same with the others; two rows of activations a product.
  * - fours (LIN_FOURS): the same with two units, of which A's rows 4 to 7 and 12 to 15 are the second; one row of
  *   activations a product.
- * - three to eight rows of activations: eight rows of the matrix, or four of them, are B. A has each row of activations
+ * - up to eight rows of activations: eight rows of the matrix, or four of them, are B. A has each row of activations
  *   twice, with zeros for the other block's lanes.
  * - wide: eight rows of the matrix, 64 bytes modulo 128 apart, are B, sixteen rows of activations A, once a block.
  *
@@ -155,7 +155,7 @@ template <int G, int E> struct lin_sums {
 template <int SHAPE, int NT>
 using lin_sums_of = lin_sums<lin_eights(SHAPE) ? (NT + 1) / 2 : NT, lin_eights(SHAPE) ? 2 : 1>;
 
-/* Where a lane finds what it needs, in a slot of this matrix and in the activations. NT: these rows, 1 or 2. */
+/* Where a lane finds what it needs, in a slot of this matrix and in the activations. NT: 1, 2 or 4 of these at most. */
 template <int F, int SHAPE, int NT> struct lin_lane8 {
     static constexpr bool EIGHTS = lin_eights(SHAPE);
     static constexpr int G = EIGHTS ? (NT + 1) / 2 : NT;
@@ -209,23 +209,25 @@ __device__ __forceinline__ void lin_unit8(lin_sums<G, E> &acc, const int e, cons
     }
 #pragma unroll
     for (int t = 0; t < G; ++t) {
-        const uint32_t skip = lin_eights(SHAPE) ? 0 : min((uint32_t)t, l.n_tok - 1) * l.x_row;
-        const uint32_t x = l.x[lin_eights(SHAPE) ? t : 0] + skip + at;
-        const uint32_t f = l.f[lin_eights(SHAPE) ? t : 0] + skip + at / 64;
-        uint4 b0 = make_uint4(0, 0, 0, 0), b1 = b0;
-        lds128_if(b0, x, l.mine && in);
-        lds128_if(b1, x + 16, l.mine && in);
-        const float factor = in ? lds_f32(f) : 0.0f;
-        float p[4] = {};
-        mma_f16(p, a[0][0], a[0][1], a[0][2], a[0][3], b0.x, b0.y);
-        mma_f16(p, a[1][0], a[1][1], a[1][2], a[1][3], b0.z, b0.w);
-        mma_f16(p, a[2][0], a[2][1], a[2][2], a[2][3], b1.x, b1.y);
-        mma_f16(p, a[3][0], a[3][1], a[3][2], a[3][3], b1.z, b1.w);
-        const float s0 = s.s0 * factor, s1 = s.s1 * factor;
-        acc.c[e][t][0] = fmaf(s0, p[0], acc.c[e][t][0]);
-        acc.c[e][t][1] = fmaf(s1, p[1], acc.c[e][t][1]);
-        acc.c[e][t][2] = fmaf(s0, p[2], acc.c[e][t][2]);
-        acc.c[e][t][3] = fmaf(s1, p[3], acc.c[e][t][3]);
+        if (NT <= 2 || lin_exact(SHAPE) || t * (lin_eights(SHAPE) ? 2 : 1) < l.n_tok) {
+            const uint32_t skip = lin_eights(SHAPE) ? 0 : min((uint32_t)t, l.n_tok - 1) * l.x_row;
+            const uint32_t x = l.x[lin_eights(SHAPE) ? t : 0] + skip + at;
+            const uint32_t f = l.f[lin_eights(SHAPE) ? t : 0] + skip + at / 64;
+            uint4 b0 = make_uint4(0, 0, 0, 0), b1 = b0;
+            lds128_if(b0, x, l.mine && in);
+            lds128_if(b1, x + 16, l.mine && in);
+            const float factor = in ? lds_f32(f) : 0.0f;
+            float p[4] = {};
+            mma_f16(p, a[0][0], a[0][1], a[0][2], a[0][3], b0.x, b0.y);
+            mma_f16(p, a[1][0], a[1][1], a[1][2], a[1][3], b0.z, b0.w);
+            mma_f16(p, a[2][0], a[2][1], a[2][2], a[2][3], b1.x, b1.y);
+            mma_f16(p, a[3][0], a[3][1], a[3][2], a[3][3], b1.z, b1.w);
+            const float s0 = s.s0 * factor, s1 = s.s1 * factor;
+            acc.c[e][t][0] = fmaf(s0, p[0], acc.c[e][t][0]);
+            acc.c[e][t][1] = fmaf(s1, p[1], acc.c[e][t][1]);
+            acc.c[e][t][2] = fmaf(s0, p[2], acc.c[e][t][2]);
+            acc.c[e][t][3] = fmaf(s1, p[3], acc.c[e][t][3]);
+        }
     }
 }
 
@@ -348,7 +350,7 @@ __device__ __forceinline__ void lin_store(uint32_t red, uint32_t step, const lin
     }
 }
 
-/* ---- three to eight rows of activations ------------------------------------------------------- */
+/* ---- up to eight rows of activations ---------------------------------------------------------- */
 
 template <bool EIGHTS> struct lin_cols {
     float c[2][2][4]; /* [every second unit][half][block of 32, one of two rows] */
