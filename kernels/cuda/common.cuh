@@ -164,6 +164,11 @@ __device__ __forceinline__ uint4 ld_stream(const void *p)
     return v;
 }
 
+/* A barrier of some of a block's warps, THREADS together; id: from 1 on, since 0 is that of all. */
+template <uint32_t THREADS> __device__ __forceinline__ void bar_sync_some(uint32_t id)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
 /* Sum of the lanes up to this one. */
 template <class T> __device__ __forceinline__ T warp_upto(T v, uint32_t lane)
 {

@@ -122,7 +122,7 @@ struct hn_args {
 
 __device__ __forceinline__ void hn_sync()
 {
-    asm volatile("bar.sync 1, %0;" ::"n"(HN_WARPS * 32) : "memory");
+    bar_sync_some<HN_WARPS * 32>(1);
 }
 
 /* Codes at bits 0 to 5 of both halves as bf16 1 + code / 64. */

@@ -6,6 +6,7 @@
 #include "prompt.h"
 #include "linear_bytes.cuh"
 
+#include <float.h>
 #include <type_traits>
 
 /* ---- streaming -------------------------------------------------------------------------------- */
@@ -30,36 +31,22 @@ struct lin_stream {
 };
 
 /* R: rows of a slot. NT: the most rows of input, where it matters. */
-template <int F, int SHAPE, int NT, bool BYTES = lin_fmt<F>::BYTES> struct lin_kind {
+template <int F, int SHAPE, int NT, bool BYTES = lin_fmt<F>::BYTES, bool WIDE = lin_wide_shape(SHAPE)> struct lin_kind {
     static constexpr uint32_t R = 4 * lin_tiles<F>::N;
     using acc = lin_narrow<lin_tiles<F>::N>;
     using lane = lin_lane<F, SHAPE>;
 };
-template <int F, int SHAPE, int NT> struct lin_kind<F, SHAPE, NT, true> {
+template <int F, int SHAPE, int NT> struct lin_kind<F, SHAPE, NT, true, false> {
     static constexpr uint32_t R = lin_eights(SHAPE) ? 8 : 4;
     static constexpr bool FEW = NT <= 4;
-    using acc = std::conditional_t<FEW, lin_sums_of<SHAPE, FEW ? NT : 1>, lin_cols<lin_eights(SHAPE)>>;
-    using lane = std::conditional_t<FEW, lin_lane8<F, SHAPE, FEW ? NT : 1>, lin_lane8_cols<F, SHAPE>>;
+    using acc = std::conditional_t<FEW, lin_sums_of<SHAPE, NT>, lin_cols<lin_eights(SHAPE)>>;
+    using lane = std::conditional_t<FEW, lin_lane8<F, SHAPE, NT>, lin_lane8_cols<F, SHAPE>>;
 };
-template <int F, int NT> struct lin_kind<F, LIN_W16, NT, false> {
+template <int F, int SHAPE, int NT, bool BYTES> struct lin_kind<F, SHAPE, NT, BYTES, true> {
     static constexpr uint32_t R = 8;
-    using acc = lin_wide<1>;
-    using lane = lin_lane_wide<F, 1>;
-};
-template <int F, int NT> struct lin_kind<F, LIN_W32, NT, false> {
-    static constexpr uint32_t R = 8;
-    using acc = lin_wide<2>;
-    using lane = lin_lane_wide<F, 2>;
-};
-template <int F, int NT> struct lin_kind<F, LIN_W16, NT, true> {
-    static constexpr uint32_t R = 8;
-    using acc = lin_wide8<1>;
-    using lane = lin_lane8_wide<F, 1>;
-};
-template <int F, int NT> struct lin_kind<F, LIN_W32, NT, true> {
-    static constexpr uint32_t R = 8;
-    using acc = lin_wide8<2>;
-    using lane = lin_lane8_wide<F, 2>;
+    static constexpr int NM = SHAPE == LIN_W32 ? 2 : 1;
+    using acc = std::conditional_t<BYTES, lin_wide8<NM>, lin_wide<NM>>;
+    using lane = std::conditional_t<BYTES, lin_lane8_wide<F, NM>, lin_lane_wide<F, NM>>;
 };
 
 /* The first row of matrix j at or behind a place in the sum of costs. */
@@ -85,7 +72,7 @@ struct lin_ring {
 /* A barrier of the consumers only. */
 __device__ __forceinline__ void consumers_sync()
 {
-    asm volatile("bar.sync 1, %0;" ::"n"(LIN_WARPS * 32) : "memory");
+    bar_sync_some<LIN_WARPS * 32>(1);
 }
 
 /* The consumers have written all that is not late; one warp more waits for that. */
@@ -95,7 +82,7 @@ __device__ __forceinline__ void late_arrive()
 }
 __device__ __forceinline__ void late_sync()
 {
-    asm volatile("bar.sync 2, %0;" ::"n"(LIN_WARPS * 32 + 32) : "memory");
+    bar_sync_some<LIN_WARPS * 32 + 32>(2);
 }
 
 __device__ __forceinline__ uint64_t now_ns()
@@ -151,7 +138,7 @@ __device__ __forceinline__ void lin_matrix(const lin_stream &a, uint32_t j, uint
                 v += lds_f32(p + i * part);
             }
             if constexpr (F == TF_MX) {
-                if (!(fabsf(v) <= 3.4028235e38f)) {
+                if (!(fabsf(v) <= FLT_MAX)) {
                     const uint64_t row = first + r;
                     v = lin_mx_row(w.codes + row * w.row_bytes, w.scale + row * w.scale_bytes,
                                    a.x + (b.m0 + t) * a.x_stride, a.k);
@@ -308,7 +295,7 @@ __global__ void __maxnreg__(SHAPE == LIN_W32 ? 168 : SHAPE == LIN_W16 ? 128 : F 
         return;
     }
     constexpr uint32_t x_rows = SHAPE == LIN_W32 ? 16 : 8;
-    lin_block b = {ring, {x, a.x_pitch16, n_tok, (a.k + 127) / 128},
+    lin_block b = {ring, {x, a.x_pitch16, n_tok, lin_x8_units(a.k)},
                    x + (lin_wide_shape(SHAPE) && !lin_fmt<F>::BYTES ? x_rows : a.group) * a.x_pitch16 * 16, 0, m0};
     lin_part<SPREAD> who = {};
     if (pairs) {

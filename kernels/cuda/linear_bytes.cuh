@@ -30,10 +30,6 @@
 /* ---- activations ------------------------------------------------------------------------------ */
 
 /* In shared memory a row is its units in order, then a factor for each. */
-__host__ __device__ inline uint32_t lin_x8_units(uint32_t k)
-{
-    return (k + 127) / 128;
-}
 __host__ __device__ inline uint32_t lin_x8_pitch16(uint32_t k)
 {
     const uint32_t n = lin_x8_units(k) * 16 + (lin_x8_units(k) + 3) / 4;
@@ -209,25 +205,23 @@ __device__ __forceinline__ void lin_unit8(lin_sums<G, E> &acc, const int e, cons
     }
 #pragma unroll
     for (int t = 0; t < G; ++t) {
-        if (NT <= 2 || lin_exact(SHAPE) || t * (lin_eights(SHAPE) ? 2 : 1) < l.n_tok) {
-            const uint32_t skip = lin_eights(SHAPE) ? 0 : min((uint32_t)t, l.n_tok - 1) * l.x_row;
-            const uint32_t x = l.x[lin_eights(SHAPE) ? t : 0] + skip + at;
-            const uint32_t f = l.f[lin_eights(SHAPE) ? t : 0] + skip + at / 64;
-            uint4 b0 = make_uint4(0, 0, 0, 0), b1 = b0;
-            lds128_if(b0, x, l.mine && in);
-            lds128_if(b1, x + 16, l.mine && in);
-            const float factor = in ? lds_f32(f) : 0.0f;
-            float p[4] = {};
-            mma_f16(p, a[0][0], a[0][1], a[0][2], a[0][3], b0.x, b0.y);
-            mma_f16(p, a[1][0], a[1][1], a[1][2], a[1][3], b0.z, b0.w);
-            mma_f16(p, a[2][0], a[2][1], a[2][2], a[2][3], b1.x, b1.y);
-            mma_f16(p, a[3][0], a[3][1], a[3][2], a[3][3], b1.z, b1.w);
-            const float s0 = s.s0 * factor, s1 = s.s1 * factor;
-            acc.c[e][t][0] = fmaf(s0, p[0], acc.c[e][t][0]);
-            acc.c[e][t][1] = fmaf(s1, p[1], acc.c[e][t][1]);
-            acc.c[e][t][2] = fmaf(s0, p[2], acc.c[e][t][2]);
-            acc.c[e][t][3] = fmaf(s1, p[3], acc.c[e][t][3]);
-        }
+        const uint32_t skip = lin_eights(SHAPE) ? 0 : min((uint32_t)t, l.n_tok - 1) * l.x_row;
+        const uint32_t x = l.x[lin_eights(SHAPE) ? t : 0] + skip + at;
+        const uint32_t f = l.f[lin_eights(SHAPE) ? t : 0] + skip + at / 64;
+        uint4 b0 = make_uint4(0, 0, 0, 0), b1 = b0;
+        lds128_if(b0, x, l.mine && in);
+        lds128_if(b1, x + 16, l.mine && in);
+        const float factor = in ? lds_f32(f) : 0.0f;
+        float p[4] = {};
+        mma_f16(p, a[0][0], a[0][1], a[0][2], a[0][3], b0.x, b0.y);
+        mma_f16(p, a[1][0], a[1][1], a[1][2], a[1][3], b0.z, b0.w);
+        mma_f16(p, a[2][0], a[2][1], a[2][2], a[2][3], b1.x, b1.y);
+        mma_f16(p, a[3][0], a[3][1], a[3][2], a[3][3], b1.z, b1.w);
+        const float s0 = s.s0 * factor, s1 = s.s1 * factor;
+        acc.c[e][t][0] = fmaf(s0, p[0], acc.c[e][t][0]);
+        acc.c[e][t][1] = fmaf(s1, p[1], acc.c[e][t][1]);
+        acc.c[e][t][2] = fmaf(s0, p[2], acc.c[e][t][2]);
+        acc.c[e][t][3] = fmaf(s1, p[3], acc.c[e][t][3]);
     }
 }
 

@@ -61,6 +61,11 @@ __host__ __device__ inline uint32_t lin_x_units(uint32_t k, uint8_t f)
     const uint32_t per = lin_x_half(f) * 8 * 2;
     return (k + per - 1) / per;
 }
+/* Of E4M3 codes. */
+__host__ __device__ inline uint32_t lin_x8_units(uint32_t k)
+{
+    return (k + 127) / 128;
+}
 __host__ __device__ inline uint32_t lin_x_pitch16(uint32_t k, uint8_t f, bool wide)
 {
     return lin_x_units(k, f) * lin_x_half(f) * (wide ? 4 : 2) + 4;
@@ -119,7 +124,7 @@ template <bool SPREAD> struct lin_part {
 template <int F, int SHAPE> __device__ __forceinline__ uint32_t lin_items(uint32_t n_tok, uint32_t k)
 {
     if (lin_fmt<F>::BYTES) {
-        return (k + 127) / 128 * 16 * n_tok;
+        return lin_x8_units(k) * 16 * n_tok;
     }
     const uint32_t rows = lin_wide_shape(SHAPE) ? (n_tok <= 16 ? 8 : 16) : n_tok;
     return lin_x_units(k, F) * lin_fmt<F>::XH * (lin_wide_shape(SHAPE) ? 2 : 1) * rows;

@@ -40,12 +40,6 @@ struct nv_up_shared {
     nv_picks picks;
 };
 
-/* Some of a block's warps. */
-__device__ __forceinline__ void bar_sync_some(uint32_t id, uint32_t threads)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 /* The block's tile l. */
 __device__ __forceinline__ void nv_up_ask(uint32_t bars, uint32_t slots, const nv_mat *mat, uint32_t block, uint32_t l,
                                           uint32_t lane)
@@ -260,7 +254,7 @@ template <int TF, bool MANY> __global__ void __maxnreg__(64) nv_up(const __grid_
     if (mine) {
         nv_up_shared_tile<TF>(a, &sh.shared_parts, w, xs, parts, warp, lane);
     }
-    bar_sync_some(NV_GROUPS + 1, NV_GROUPS * NV_PARTS * 32);
+    bar_sync_some<NV_GROUPS * NV_PARTS * 32>(NV_GROUPS + 1);
     const uint32_t group = warp / NV_PARTS, part = warp % NV_PARTS;
     const uint32_t x0 = smem_addr(xs) + q * 16 + part * (NV_H * 2 / NV_PARTS);
     const uint32_t at = slots + g * (NV_H / 2) + part * (NV_H / 2 / NV_PARTS) + q * 16;
@@ -289,12 +283,12 @@ template <int TF, bool MANY> __global__ void __maxnreg__(64) nv_up(const __grid_
                     (MANY ? lane : g * 2 + q);
         odd ^= 1;
         if (MANY) {
-            bar_sync_some(group + 1, NV_PARTS * 32);
+            bar_sync_some<NV_PARTS * 32>(group + 1);
         }
         if (MANY || q < 2) {
             p[part * LANES] = make_float4(acc[0][0], acc[0][1], acc[0][2], acc[0][3]);
         }
-        bar_sync_some(group + 1, NV_PARTS * 32);
+        bar_sync_some<NV_PARTS * 32>(group + 1);
         if ((l / NV_GROUPS) % NV_PARTS == part && (MANY || q < 2)) {
             float4 s = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
@@ -445,7 +439,7 @@ template <int TF, bool MANY> __global__ void __maxnreg__(64) nv_down(const __gri
     copy_commit();
     const float sg = tid < a.m_rows * NV_D ? __ldcg(a.sg + tid / NV_D) : 0.0f; /* 8 NV_D are no more than threads */
     copy_wait<0>();
-    bar_sync_some(1, W * 32);
+    bar_sync_some<W * 32>(1);
     if (s0 < s_groups) {
         /* the four groups are of one part or of two that follow one another */
         const uint32_t first = s0 / NV_QUADS, last = (s0 + 3 < s_groups ? s0 + 3 : s_groups - 1) / NV_QUADS;
@@ -484,7 +478,7 @@ template <int TF, bool MANY> __global__ void __maxnreg__(64) nv_down(const __gri
             bar_arrive(free_ + (lane ? i1 : i0) * 8);
         }
     }
-    bar_sync_some(1, W * 32);
+    bar_sync_some<W * 32>(1);
     if (tid < a.m_rows * NV_D) {
         const uint32_t m = tid / NV_D, r = tid - m * NV_D;
         float s = 0.0f, v = 0.0f;

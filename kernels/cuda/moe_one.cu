@@ -1,6 +1,6 @@
 /* moe_one.cu: down of NVFP4 experts for one and two rows of decoding in the released widths, beside a shared expert of
- * BF16 or MXFP8; inputs of products are bf16. Gate and up are in moe_one_up.cu, of two rows in
- * moe_rows.cu; the sums are, bit for bit, those of moe_nv.cu, which takes more rows.
+ * BF16 or MXFP8; inputs of products are bf16. Gate and up are in moe_one_up.cu, of two rows in moe_rows.cu;
+ * the sums are, bit for bit, those of moe_nv.cu, which takes more rows.
  *
  * A block has 20 output rows, all of whose weights lie in shared memory before its columns are there (moe_one.cuh). The
  * two halves of its warps take batches of five experts by turns; four times four rows, of one or two experts, make a
@@ -108,12 +108,6 @@ __device__ __forceinline__ bool one_read(const uint64_t *unit, uint32_t number, 
     return n[0] == number && n[1] == number && n[2] == number && n[3] == number;
 }
 
-/* A barrier of some warps. */
-template <int N> __device__ __forceinline__ void one_barrier(uint32_t id)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(N) : "memory");
-}
-
 /* ---- down ---- */
 
 /* An expert's rows and scales of a block; two batches of experts at once, each for half of the warps. */
@@ -175,7 +169,7 @@ template <int TF, int ROWS> __global__ void __maxnreg__(64) one_down(const __gri
         if (tid >= W * 32 - ROWS) {
             sh.gate[W * 32 - 1 - tid] = __uint_as_float(one_await(a.w.gate(W * 32 - 1 - tid), number));
         }
-        one_barrier<(int)SW * 32>(3);
+        bar_sync_some<SW * 32>(3);
         /* part j of a task's one or two takes columns j * ROWS and on of the products */
         const uint32_t s0 = (W - 1 - warp) * 4, first = s0 / NV_QUADS, b = g < 2 * ROWS ? g : 0, j = b / ROWS;
         const uint32_t part = first + j < (uint32_t)S::D_PARTS ? first + j : first;
@@ -271,7 +265,7 @@ template <int TF, int ROWS> __global__ void __maxnreg__(64) one_down(const __gri
                 }
             }
             if (pass) {
-                one_barrier<(int)ONE_HALF * 32>(1 + half);
+                bar_sync_some<ONE_HALF * 32>(1 + half);
                 bar_wait(&sh.full[half], phase);
                 phase ^= 1;
             }
@@ -324,7 +318,7 @@ template <int TF, int ROWS> __global__ void __maxnreg__(64) one_down(const __gri
                 break;
             }
             if ((batch + 2) * ONE_BATCH < n) {
-                one_barrier<(int)ONE_HALF * 32>(1 + half);
+                bar_sync_some<ONE_HALF * 32>(1 + half);
                 ask(batch + 2);
             }
         }

@@ -41,7 +41,7 @@ static_assert(AT_MAX_BLOCKS <= 2 * AT_STAGES * AT_TILE, "a byte a block");
 
 __device__ __forceinline__ void rows_sync()
 {
-    asm volatile("bar.sync 1, 256;" ::: "memory");
+    bar_sync_some<256>(1);
 }
 /* The blocks that rows s0 .. s1 - 1 chose, and their tails, ascending. All multiplying threads; the list is
  * theirs at the return. Returns how many. */
