@@ -52,26 +52,12 @@ __device__ __forceinline__ uint32_t nv_unit(uint32_t u)
     return ((u & ~15u) + (u & 3) * 4 + ((u >> 2) & 3)) * 16;
 }
 
-/* One step: 16 rows x 128 columns. a0, a1: a lane's codes of its two rows; e0, e1: their two block scales each; x: its
- * columns, off: the step's in them. */
+/* mr_step_nv of columns in the order of nv_unit. x: the lane's; off: the step's in them. */
 template <int NB>
 __device__ __forceinline__ void nv_step(float (&acc)[NB][4], const uint4 &a0, const uint4 &a1, uint32_t e0, uint32_t e1,
                                         const uint32_t (&x)[NB], uint32_t off)
 {
-    const float2 sl = e4m3x2_f((uint16_t)e0), su = e4m3x2_f((uint16_t)e1);
-    const uint32_t lo[4] = {a0.x, a0.y, a0.z, a0.w}, hi[4] = {a1.x, a1.y, a1.z, a1.w};
-    const uint32_t l[2] = {nv_scale(sl.x), nv_scale(sl.y)}, h[2] = {nv_scale(su.x), nv_scale(su.y)};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        uint32_t p[4], r[4];
-        mr_dec_nv(lo[j], l[j / 2], p);
-        mr_dec_nv(hi[j], h[j / 2], r);
-#pragma unroll
-        for (int n = 0; n < NB; ++n) {
-            const uint4 b = lds128(x[n] + off + j * 64);
-            mr_mma(acc[n], p, r, b);
-        }
-    }
+    mr_step_nv<NB>(acc, a0, a1, e0, e1, [&](int n, int j) { return lds128(x[n] + off + j * 64); });
 }
 
 /* ---- the shared expert: steps of 64 bytes a row, all of a part in registers ---- */
@@ -117,21 +103,10 @@ template <int TF, int N> struct nv_part {
                 const uint4 x = *(const uint4 *)(col + (NV ? nv_unit(bs * 4 + t) : mr_unit(bs * 4 + t)));
                 mr_mma_bf16(acc, lo, hi, x);
             } else {
-                const float m0 = e8m0_f(m[i]), m1 = e8m0_f(n[i]);
-                float part[4] = {};
-#pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                    uint32_t p[4], r[4];
-                    mr_dec_bytes(lo, j, m0, p);
-                    mr_dec_bytes(hi, j, m1, r);
+                mr_step_mx(acc, lo, hi, e8m0_f(m[i]), e8m0_f(n[i]), [&](int j) {
                     const uint32_t u = bs * 8 + 2 * t + j;
-                    const uint4 x = *(const uint4 *)(col + (NV ? nv_unit(u) : mr_unit(u)));
-                    mr_mma(part, p, r, x);
-                }
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    acc[j] += part[j];
-                }
+                    return *(const uint4 *)(col + (NV ? nv_unit(u) : mr_unit(u)));
+                });
             }
         }
     }

@@ -43,19 +43,9 @@ __device__ __forceinline__ void one_shared(float (&acc)[4], uint32_t p0, uint32_
         if (TF == TF_BF16) {
             mr_mma_bf16(acc, lo, hi, lds128(col + s * 64 + ((q ^ (s & 3)) << 4)));
         } else {
-            const float m0 = e8m0_f((uint8_t)lds8(s0)), m1 = e8m0_f((uint8_t)lds8(s1));
-            float part[4] = {};
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                uint32_t x[4], y[4];
-                mr_dec_bytes(lo, j, m0, x);
-                mr_dec_bytes(hi, j, m1, y);
-                mr_mma(part, x, y, lds128(col + s * 128 + (((2 * q + j) ^ ((2 * s + (q >> 1)) & 3)) << 4)));
-            }
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                acc[j] += part[j];
-            }
+            mr_step_mx(acc, lo, hi, e8m0_f((uint8_t)lds8(s0)), e8m0_f((uint8_t)lds8(s1)), [&](int j) {
+                return lds128(col + s * 128 + (((2 * q + j) ^ ((2 * s + (q >> 1)) & 3)) << 4));
+            });
             s0 += 2;
             s1 += 2;
         }

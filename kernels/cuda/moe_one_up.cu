@@ -231,7 +231,7 @@ template <int TF> __global__ void __launch_bounds__(UP_WARPS * 32, 2)
         uint32_t tile;
         const uint32_t item = where(task, tile), part = task % NV_PARTS;
         const bool more = task + UP_WARPS < n_tasks;
-        float acc[4] = {};
+        float acc[1][4] = {};
         uint32_t x = xs + part * (ONE_STEPS * 256) + q * 80, p = ring;
 #pragma unroll 1
         for (uint32_t s = 0; s < ONE_STEPS; ++s) {
@@ -245,20 +245,11 @@ template <int TF> __global__ void __launch_bounds__(UP_WARPS * 32, 2)
             }
             copy_commit();
             p += MR_STEP;
-            const float2 sl = e4m3x2_f((uint16_t)e0), su = e4m3x2_f((uint16_t)e1);
-            const uint32_t lo[4] = {a0.x, a0.y, a0.z, a0.w}, hi[4] = {a1.x, a1.y, a1.z, a1.w};
-            const uint32_t l[2] = {nv_scale(sl.x), nv_scale(sl.y)}, h[2] = {nv_scale(su.x), nv_scale(su.y)};
-#pragma unroll
-            for (uint32_t j = 0; j < 4; ++j) {
-                uint32_t c[4], r[4];
-                mr_dec_nv(lo[j], l[j / 2], c);
-                mr_dec_nv(hi[j], h[j / 2], r);
-                mr_mma(acc, c, r, lds128(x ^ j << 4));
-            }
+            mr_step_nv<1>(acc, a0, a1, e0, e1, [&](int, int j) { return lds128(x ^ (uint32_t)j << 4); });
             x += 256;
         }
         if (q == 0) {
-            up_put(sums + (task * 8 + g) * UP_SUM, acc);
+            up_put(sums + (task * 8 + g) * UP_SUM, acc[0]);
         }
         __syncwarp();
         uint32_t old = 0;

@@ -622,33 +622,34 @@ static bool make_args(mr_args &a, struct qx_queue *q, const struct qx_op_moe *o)
     return up_smem(m, 5) <= MR_SMEM_MAX && down_smem(m, grid, 5, true) <= MR_SMEM_MAX;
 }
 
-/* FAST: o is what moe_one.cu takes. */
-template <int FAST> static int run_rows(struct qx_queue *q, const mr_args &a, const struct qx_op_moe *o)
+/* Gate and up. FAST: of two rows that moe_one.cu takes. */
+template <int R, int FAST> static int run_up(struct qx_queue *q, const mr_args &a)
+{
+    const uint32_t shared = up_smem(a, R);
+    /* its tasks are divided as if each block had a multiprocessor */
+    return launch(q, "moe", moe_rows_up<R, FAST>, dim3((unsigned)q->n_sm), dim3(MR_WARPS * 32),
+                  shared > ALONE_SHARED ? shared : ALONE_SHARED, a);
+}
+
+static int run_rows(struct qx_queue *q, const mr_args &a)
 {
     /* one row: a ring of five steps, the columns in shared memory; both launches fit into a multiprocessor */
     const uint32_t ring = a.m_rows == 1 ? 5 : 3, grid = down_grid(q, a.hidden);
     const bool in = down_smem(a, grid, ring, true) <= MR_SMEM_MAX;
-    const dim3 g1((unsigned)q->n_sm), g2(grid), block(MR_WARPS * 32);
+    const dim3 blocks(grid), block(MR_WARPS * 32);
     const uint32_t sd = down_smem(a, grid, ring, in);
-    uint32_t su = up_smem(a, ring);
-    su = su > ALONE_SHARED ? su : ALONE_SHARED; /* its tasks are divided as if each had a multiprocessor */
-    /* moe_one_up.cu has the one row of FAST */
-    const int r = ring == 5 ? launch(q, "moe", moe_rows_up<FAST ? 3 : 5, FAST>, g1, block, su, a)
-                            : launch(q, "moe", moe_rows_up<3, FAST>, g1, block, su, a);
+    const int r = ring == 5 ? run_up<5, TF_GEN>(q, a) : run_up<3, TF_GEN>(q, a);
     if (r) {
         return r;
     }
-    if (FAST) {
-        return qx_moe_one_down(q, o, {a.words, a.numbers});
-    }
     if (ring == 5) {
-        return launch(q, "moe", moe_rows_down<5, true, false>, g2, block, sd, a);
+        return launch(q, "moe", moe_rows_down<5, true, false>, blocks, block, sd, a);
     }
     if (in) {
-        return a.m_rows <= 4 ? launch(q, "moe", moe_rows_down<3, true, false>, g2, block, sd, a)
-                             : launch(q, "moe", moe_rows_down<3, true, true>, g2, block, sd, a);
+        return a.m_rows <= 4 ? launch(q, "moe", moe_rows_down<3, true, false>, blocks, block, sd, a)
+                             : launch(q, "moe", moe_rows_down<3, true, true>, blocks, block, sd, a);
     }
-    return launch(q, "moe", moe_rows_down<3, false, true>, g2, block, sd, a);
+    return launch(q, "moe", moe_rows_down<3, false, true>, blocks, block, sd, a);
 }
 
 int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o)
@@ -672,11 +673,14 @@ int qx_moe_rows(struct qx_queue *q, const struct qx_op_moe *o)
     a.hs = q->ws + 256;
     a.words = q->moe_words;
     a.numbers = q->numbers + QX_MOE_NUMBERS;
+    if (one) {
+        moe_take_rows(a, q, o, 0);
+        const int e = a.up_s.tf == TF_BF16 ? run_up<3, TF_BF16>(q, a) : run_up<3, TF_MX>(q, a);
+        return e ? e : qx_moe_one_down(q, o, {a.words, a.numbers});
+    }
     for (uint32_t r = 0; r < o->n_rows; r += 8) {
         moe_take_rows(a, q, o, r);
-        const int e = !one                    ? run_rows<TF_GEN>(q, a, o)
-                      : a.up_s.tf == TF_BF16 ? run_rows<TF_BF16>(q, a, o)
-                                             : run_rows<TF_MX>(q, a, o);
+        const int e = run_rows(q, a);
         if (e) {
             return e;
         }

@@ -142,6 +142,47 @@ __device__ __forceinline__ float mr_block_scale(const uint8_t *q, uint32_t i, bo
     return bf16 ? bf16_f(__ldg((const uint16_t *)q + i)) : __ldg((const float *)q + i);
 }
 
+/* A step of NVFP4: 16 rows x 128 columns. a0, a1: a lane's codes of its two rows; e0, e1: their two block scales each;
+ * column(n, j): the j-th 16 bytes of its n-th column. */
+template <int NB, class C>
+__device__ __forceinline__ void mr_step_nv(float (&acc)[NB][4], const uint4 &a0, const uint4 &a1, uint32_t e0,
+                                           uint32_t e1, const C &column)
+{
+    const float2 sl = e4m3x2_f((uint16_t)e0), su = e4m3x2_f((uint16_t)e1);
+    const uint32_t lo[4] = {a0.x, a0.y, a0.z, a0.w}, hi[4] = {a1.x, a1.y, a1.z, a1.w};
+    const uint32_t l[2] = {nv_scale(sl.x), nv_scale(sl.y)}, h[2] = {nv_scale(su.x), nv_scale(su.y)};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        uint32_t p[4], r[4];
+        mr_dec_nv(lo[j], l[j / 2], p);
+        mr_dec_nv(hi[j], h[j / 2], r);
+#pragma unroll
+        for (int n = 0; n < NB; ++n) {
+            mr_mma(acc[n], p, r, column(n, j));
+        }
+    }
+}
+
+/* A step of MXFP8, half a block of each row a lane. lo, hi: its codes of its two rows; m0, m1: their scales; column(j):
+ * the j-th 16 bytes of its column. */
+template <class C>
+__device__ __forceinline__ void mr_step_mx(float (&acc)[4], const uint32_t (&lo)[4], const uint32_t (&hi)[4], float m0,
+                                           float m1, const C &column)
+{
+    float part[4] = {};
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+        uint32_t p[4], r[4];
+        mr_dec_bytes(lo, j, m0, p);
+        mr_dec_bytes(hi, j, m1, r);
+        mr_mma(part, p, r, column(j));
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        acc[j] += part[j];
+    }
+}
+
 template <int NB, bool SHARED>
 __device__ __forceinline__ void mr_step(float (&acc)[NB][4], uint8_t tf, const uint4 &a0, const uint4 &a1,
                                         uint32_t e0, uint32_t e1, const mr_side<NB> &x, uint32_t s, uint32_t lane)
@@ -149,19 +190,9 @@ __device__ __forceinline__ void mr_step(float (&acc)[NB][4], uint8_t tf, const u
     const uint32_t t = lane & 3;
     const uint32_t lo[4] = {a0.x, a0.y, a0.z, a0.w}, hi[4] = {a1.x, a1.y, a1.z, a1.w};
     if (tf == TF_NV) {
-        const float2 sl = e4m3x2_f((uint16_t)e0), sh = e4m3x2_f((uint16_t)e1);
-        const uint32_t l[2] = {nv_scale(sl.x), nv_scale(sl.y)}, h[2] = {nv_scale(sh.x), nv_scale(sh.y)};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            uint32_t p[4], r[4];
-            mr_dec_nv(lo[j], l[j / 2], p);
-            mr_dec_nv(hi[j], h[j / 2], r);
-#pragma unroll
-            for (int n = 0; n < NB; ++n) {
-                const uint4 b = mr_b<SHARED>(x.b[n] + (x.bs[n] + s) * 256 + t * 64 + ((j ^ t) << 4));
-                mr_mma(acc[n], p, r, b);
-            }
-        }
+        mr_step_nv<NB>(acc, a0, a1, e0, e1, [&](int n, int j) {
+            return mr_b<SHARED>(x.b[n] + (x.bs[n] + s) * 256 + t * 64 + ((j ^ t) << 4));
+        });
     } else if (tf == TF_BF16) {
 #pragma unroll
         for (int n = 0; n < NB; ++n) {
